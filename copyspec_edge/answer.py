@@ -1,0 +1,115 @@
+"""Answer: one answer being written, as an iterator of chunks. It ends by itself, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from copyspec_edge.errors import CancelledError, SessionBusyError
+from copyspec_edge.reply import Chunk, FinishReason, Reply, Transcript
+from copyspec_edge.stats import Step, fold
+
+
+class Answer(Iterator[Chunk]):
+    """Chunks of one answer; made by `Session.stream`.
+
+    Leaving it unfinished (`close`, or dropping it) ends the answer as a cancel does. An error of
+    the model ends it without a reply.
+
+    Attributes:
+        reply: the whole answer once it has ended, else None.
+        stopped: whether a stop string ended it.
+    """
+
+    def __init__(
+        self,
+        steps: Iterator[Step],
+        transcript: Transcript,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        max_tokens: int,
+        on_end: Callable[[Answer], None],
+    ) -> None:
+        self._steps = steps
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = cached_tokens
+        self._max_tokens = max_tokens
+        self._on_end: Callable[[Answer], None] | None = on_end
+        self._running = False
+        self.transcript = transcript
+        self.reply: Reply | None = None
+        self.stopped = False
+
+    def __next__(self) -> Chunk:
+        if self._on_end is None:
+            raise StopIteration
+        self._running = True
+        try:
+            return self._advance()
+        finally:
+            self._running = False
+
+    def finish(self) -> Reply:
+        """Read the answer to its end.
+
+        Raises:
+            EngineError: llama.cpp failed; the session can be used on.
+        """
+        for _ in self:
+            pass
+        if self.reply is None:
+            raise SessionBusyError("this answer was ended by an error; ask again")
+        return self.reply
+
+    def close(self) -> None:
+        """End the answer where it is, with finish reason "cancelled". Idempotent.
+
+        Raises:
+            SessionBusyError: another thread is reading it; cancel the session instead.
+        """
+        if self._running:
+            raise SessionBusyError("the answer is being read by another thread; cancel() it first")
+        if self._on_end is not None:
+            self.transcript.rest()
+            self._end("cancelled")
+
+    def __del__(self) -> None:
+        if getattr(self, "_on_end", None) is not None and not self._running:
+            self.close()
+
+    def _advance(self) -> Chunk:
+        try:
+            step = next(self._steps)
+        except CancelledError:
+            rest = self.transcript.rest()
+            self._end("cancelled")
+            if rest is None:
+                raise StopIteration from None
+            return rest
+        except BaseException:
+            self._end(None)
+            raise
+        self.stopped = self.transcript.add(step)
+        reason = self._reason()
+        chunk = self.transcript.chunk(final=reason is not None)
+        if reason:
+            self._end(reason)
+        return chunk
+
+    def _reason(self) -> FinishReason | None:
+        if self.stopped or self.transcript.ended:
+            return "stop"
+        return "length" if len(self.transcript.token_ids) >= self._max_tokens else None
+
+    def _end(self, reason: FinishReason | None) -> None:
+        if reason:
+            stats = fold(
+                self.transcript.steps,
+                prompt_tokens=self._prompt_tokens,
+                cached_tokens=self._cached_tokens,
+            )
+            token_ids = tuple(self.transcript.token_ids)
+            self.reply = Reply(self.transcript.text, token_ids, reason, stats)
+        on_end, self._on_end = self._on_end, None
+        if on_end:
+            on_end(self)

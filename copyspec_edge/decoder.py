@@ -1,0 +1,111 @@
+"""The loop: draft, verify in one batch, keep what agrees. It owns no state.
+
+Invariants before and after every step: the engine holds a prefix of the history, at most all of it
+but the last token; the history holds committed tokens only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.drafter import NO_DRAFT, CopyDrafter, Draft, Drafter
+from copyspec_edge.history import History, Tokens
+from copyspec_edge.policy import CPU_CURVE, CostCurve, trim
+from copyspec_edge.sampling import Sampler, verify
+from copyspec_edge.stats import Step
+
+
+class EngineLike(Protocol):
+    """What the decoder needs of an engine; see `engine.Engine`."""
+
+    n_past: int
+    max_rows: int
+
+    def eval(self, tokens: Tokens, *, rows: int) -> npt.NDArray[np.float32]:
+        """Read tokens and give the logits of the last `rows`."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        ...
+
+
+def decode(
+    engine: EngineLike,
+    history: History,
+    *,
+    drafter: Drafter,
+    sampler: Sampler,
+    cost: CostCurve,
+    eog: Container[int],
+    max_tokens: int,
+    min_rows: int = 1,
+) -> Iterator[Step]:
+    """Continue `history`, one forward pass a step, and commit each step before yielding it.
+
+    Ends behind an end-of-generation token, `max_tokens` tokens, or with a full history. Prefill
+    and decode are one path: what the engine has not read of the history is read first. A draft
+    never rides on a prompt, since that would change how its logits are rounded.
+
+    Args:
+        min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
+            the last token and forgotten again.
+
+    Raises:
+        Whatever engine and sampler raise; the history then ends at the last committed token.
+    """
+    left = max_tokens
+    while left > 0 and len(history) < history.capacity:
+        started = time.perf_counter()
+        evaluated = len(history) - engine.n_past
+        draft = NO_DRAFT
+        if evaluated == 1:
+            room = min(left, history.capacity - len(history), engine.max_rows)
+            draft = trim(drafter.draft(history.tokens, room - 1), cost)
+        padding = max(0, min_rows - 1 - len(draft)) if evaluated == 1 else 0
+        new = _forward(engine, history, draft.tokens, sampler, eog, padding)
+        left -= len(new)
+        accepted = _count_accepted(draft, new)
+        seconds = time.perf_counter() - started
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds)
+        if int(new[-1]) in eog:
+            return
+
+
+def _forward(
+    engine: EngineLike,
+    history: History,
+    draft: Tokens,
+    sampler: Sampler,
+    eog: Container[int],
+    padding: int,
+) -> Tokens:
+    unread = history.tokens[engine.n_past :]
+    pad = np.repeat(unread[-1:], padding)
+    rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
+    try:
+        new = verify(draft, rows, sampler, eog)
+        history.extend(new)
+    finally:
+        engine.truncate(len(history) - 1)
+    return new
+
+
+def _count_accepted(draft: Draft, new: Tokens) -> int:
+    """How many of the new tokens were drafted: all but the last, and it too if it agrees."""
+    last = len(new) - 1
+    agrees = last < len(draft) and new[last] == draft.tokens[last]
+    return last + int(agrees)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from disk, before the first token is waited for."""
+    drafter = CopyDrafter(16, frozenset())
+    history = np.array([1, 2, 3, 1, 2, 3, 1], np.int32)
+    for length in (5, 6, 7):
+        trim(drafter.draft(history[:length], 4), CPU_CURVE)

@@ -1,0 +1,255 @@
+"""Engine: one llama.cpp context that reads tokens and gives rows of logits.
+
+It knows positions and logits, not text, drafts or sampling. What it holds is always the first
+`n_past` tokens of the caller's history. Every native return code is checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import llama_cpp
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge import machine, native_log
+from copyspec_edge.errors import (
+    CancelledError,
+    ContextFullError,
+    EngineError,
+    InvalidInputError,
+    SessionClosedError,
+)
+from copyspec_edge.history import Tokens
+from copyspec_edge.settings import Settings
+from copyspec_edge.weights import Weights
+
+Rows = npt.NDArray[np.float32]
+
+MAX_ROWS = 64
+_SEQUENCE = 0
+_FLASH = {"auto": -1, "on": 1, "off": 0}
+_ABORT_SIGNATURE = numba.types.boolean(numba.types.CPointer(numba.types.uint8))
+
+
+def _read_flag(flag):  # type: ignore[no-untyped-def]  # noqa: ANN
+    return flag[0] != 0
+
+
+def _compile_abort() -> numba.core.ccallback.CFunc:
+    """llama.cpp asks some hundred times a batch, so the answer must not go through Python."""
+    try:
+        return numba.cfunc(_ABORT_SIGNATURE, cache=True)(_read_flag)
+    except RuntimeError:
+        return numba.cfunc(_ABORT_SIGNATURE)(_read_flag)
+
+
+_abort = _compile_abort()
+
+
+class Engine:
+    """A context of `n_ctx` positions over loaded weights.
+
+    Attributes:
+        n_ctx: most tokens it can hold.
+        n_past: tokens it holds.
+        n_vocab: width of a row.
+        max_rows: most rows of logits of one `eval`, and the longest draft + 1.
+
+    Raises:
+        EngineError: llama.cpp could not make the context, mostly for lack of memory.
+    """
+
+    def __init__(self, weights: Weights, settings: Settings, *, n_ctx: int) -> None:
+        self._weights = weights
+        self._n_batch = settings.n_batch
+        self.n_ctx = n_ctx
+        self.n_past = 0
+        rows = min(MAX_ROWS, settings.n_ubatch)
+        self.max_rows = rows if weights.keeps_attention_only else 1
+        self._cancel = np.zeros(1, np.uint8)
+        native_log.clear_problems()
+        params = _context_params(settings, n_ctx=n_ctx, max_rows=self.max_rows)
+        params.abort_callback = llama_cpp.ggml_abort_callback(_abort.address)
+        params.abort_callback_data = self._cancel.ctypes.data
+        self._context = llama_cpp.llama_init_from_model(weights.pointer, params)
+        if not self._context:
+            raise EngineError(
+                f"llama.cpp could not make a context of {n_ctx} tokens: "
+                f"{native_log.last_problems() or 'no reason given'}; "
+                "if memory is short, choose a smaller n_ctx or fewer GPU layers"
+            )
+        self._free = weakref.finalize(self, _free_context, self._context, self._cancel)
+        vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
+        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
+        self._n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = _Batch(self._n_batch)
+
+    def eval(self, tokens: Tokens, *, rows: int) -> Rows:
+        """Read `tokens` behind the `n_past` ones, and give the logits of the last `rows`.
+
+        Args:
+            tokens: token ids, shape (n,), n from 1 to the room left.
+            rows: from 1 to min(n, max_rows).
+
+        Returns:
+            shape (rows, n_vocab); a view that is valid until the next call.
+
+        Raises:
+            InvalidInputError, ContextFullError: nothing was read.
+            CancelledError: after `cancel`; what was read before stays read.
+            EngineError: llama.cpp failed; what was read before stays read.
+        """
+        self._check(tokens, rows)
+        chunk_size = self._n_batch
+        for start in range(0, len(tokens), chunk_size):
+            chunk = tokens[start : start + chunk_size]
+            wanted = max(0, rows - (len(tokens) - start - len(chunk)))
+            self._decode(chunk, min(wanted, len(chunk)))
+        logits = llama_cpp.llama_get_logits(self._context)
+        if not logits:
+            raise EngineError("llama.cpp returned no logits; reset the session")
+        return np.ctypeslib.as_array(logits, (rows, self.n_vocab))
+
+    def truncate(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens.
+
+        Afterwards `n_past` is at most `length`. It is less where the memory cannot be cut there
+        (a recurrent state, a sliding window that has passed): then everything is forgotten, and
+        the caller reads its history anew.
+        """
+        if length < self.n_past:
+            self._require_open()
+            self._keep(length)
+
+    def cancel(self) -> None:
+        """Stop the `eval` that is running, from any thread, and those after it."""
+        self._cancel[0] = 1
+
+    def clear_cancel(self) -> None:
+        """Allow `eval` again."""
+        self._cancel[0] = 0
+
+    def close(self) -> None:
+        """Free the context. Idempotent."""
+        self._free()
+
+    def _check(self, tokens: Tokens, rows: int) -> None:
+        self._require_open()
+        if not 1 <= rows <= min(len(tokens), self.max_rows):
+            raise InvalidInputError(f"cannot give {rows} rows of {len(tokens)} tokens")
+        if self.n_past + len(tokens) > self.n_ctx:
+            raise ContextFullError(
+                f"{self.n_past + len(tokens)} tokens do not fit into the context of {self.n_ctx}"
+            )
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
+            raise InvalidInputError(f"token ids must be from 0 to {self.n_vocab - 1}")
+
+    def _require_open(self) -> None:
+        if not self._free.alive:
+            raise SessionClosedError("this session was closed")
+
+    def _decode(self, chunk: Tokens, rows: int) -> None:
+        if self._cancel[0]:
+            raise CancelledError("cancelled")
+        native_log.clear_problems()
+        batch = self._batch.fill(chunk, self.n_past, rows)
+        code = llama_cpp.llama_decode(self._context, batch)
+        if code == 0:
+            self.n_past += len(chunk)
+            return
+        self._keep(self.n_past)
+        if code == 2:
+            raise CancelledError("cancelled")
+        if code == 1:
+            raise ContextFullError(
+                f"llama.cpp has no room in its cache behind {self.n_past} tokens: "
+                "reset the session or choose a larger context"
+            )
+        raise EngineError(
+            f"llama_decode failed with code {code} at token {self.n_past}: "
+            f"{native_log.last_problems() or 'no reason given'}"
+        )
+
+    def _keep(self, length: int) -> None:
+        if length and llama_cpp.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+            # Of a sliding window the cells behind it may be gone, and nothing else would say so.
+            oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, _SEQUENCE)
+            if not self._n_swa or oldest <= max(0, length - self._n_swa + 1):
+                self.n_past = length
+                return
+        llama_cpp.llama_memory_clear(self._memory, False)
+        self.n_past = 0
+
+
+class _Batch:
+    """A llama_batch over preallocated arrays: filled by slices, in about a microsecond."""
+
+    def __init__(self, capacity: int) -> None:
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._logits = np.zeros(capacity, np.int8)
+        self._n_seq_id = np.ones(capacity, np.int32)
+        self._sequence = np.full(1, _SEQUENCE, np.int32)
+        self._seq_id = np.full(capacity, self._sequence.ctypes.data, np.uintp)
+        fields = dict(llama_cpp.llama_batch._fields_)
+
+        def pointer(name: str, array: npt.NDArray[np.generic]) -> object:
+            return ctypes.cast(array.ctypes.data, fields[name])
+
+        self._batch = llama_cpp.llama_batch(
+            token=pointer("token", self._token),
+            pos=pointer("pos", self._pos),
+            n_seq_id=pointer("n_seq_id", self._n_seq_id),
+            seq_id=pointer("seq_id", self._seq_id),
+            logits=pointer("logits", self._logits),
+        )
+
+    def fill(self, tokens: Tokens, position: int, rows: int) -> llama_cpp.llama_batch:
+        """`tokens` from `position` on, logits wanted for the last `rows`."""
+        n = len(tokens)
+        self._token[:n] = tokens
+        self._pos[:n] = np.arange(position, position + n)
+        self._logits[: n - rows] = 0
+        self._logits[n - rows : n] = 1
+        self._batch.n_tokens = n
+        return self._batch
+
+
+def _context_params(
+    settings: Settings, *, n_ctx: int, max_rows: int
+) -> llama_cpp.llama_context_params:
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = n_ctx
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = 1
+    params.n_outputs_max = max_rows
+    threads = settings.n_threads or machine.physical_cores()
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = _FLASH[settings.flash_attn]
+    params.type_k = getattr(llama_cpp, f"GGML_TYPE_{settings.type_k.upper()}")
+    params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.type_v.upper()}")
+    params.swa_full = False
+    params.no_perf = True
+    return params
+
+
+def _free_context(context: object, cancel_flag: npt.NDArray[np.uint8]) -> None:
+    """Free a context, whose abort callback reads `cancel_flag` to the end."""
+    llama_cpp.llama_free(context)
+
+
+def default_n_ctx(weights: Weights, settings: Settings) -> int:
+    """The context to use: as asked, else the model's, at most 8192 and half of free memory."""
+    if settings.n_ctx is not None:
+        return settings.n_ctx
+    n_ctx = min(weights.n_ctx_train or 8192, 8192)
+    memory = machine.available_memory()
+    if memory is not None:
+        affordable = memory // 2 // max(1, weights.kv_bytes_per_token())
+        n_ctx = min(n_ctx, max(512, affordable))
+    return n_ctx

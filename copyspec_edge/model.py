@@ -1,0 +1,166 @@
+"""Model: a GGUF file, by registry name or path, from which sessions are made."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import llama_cpp
+
+from copyspec_edge import registry
+from copyspec_edge.decoder import warm_up
+from copyspec_edge.engine import Engine, default_n_ctx
+from copyspec_edge.errors import ChatTemplateError
+from copyspec_edge.history import Tokens
+from copyspec_edge.native_check import choose_extra_bufts
+from copyspec_edge.policy import CPU_CURVE, GPU_CURVE
+from copyspec_edge.reply import Reply
+from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.session import Session
+from copyspec_edge.settings import Settings
+from copyspec_edge.template import ChatTemplate
+from copyspec_edge.vocab import Vocab
+from copyspec_edge.weights import Weights
+
+
+class Model:
+    """A loaded model. Its sessions share the weights; each has a context of its own."""
+
+    def __init__(self, weights: Weights, settings: Settings) -> None:
+        self._weights = weights
+        self._settings = settings
+        self._vocab = Vocab(llama_cpp.llama_model_get_vocab(weights.pointer))
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._completions: Session | None = None
+        self._lock = threading.Lock()
+        self._template: ChatTemplate | None = None
+        source = weights.chat_template
+        if source and self._vocab.exists:
+            self._template = ChatTemplate(source, self._vocab)
+
+    @classmethod
+    def load(cls, source: str | Path, settings: Settings | None = None) -> Model:
+        """Load a model.
+
+        Args:
+            source: a name of the registry, fetched if it is not there yet, or a path to a .gguf.
+            settings: how to load it and how to make contexts.
+
+        Raises:
+            RegistryError: neither a known name nor a file, or fetching failed.
+            ModelLoadError: not a file that llama.cpp can decode with.
+            NativeBuildError: the installed llama.cpp crashes on this machine.
+            ChatTemplateError: its chat template is not valid.
+        """
+        settings = settings or Settings()
+        path = registry.locate(source)
+        extra_bufts = settings.use_extra_bufts
+        if extra_bufts is None:
+            extra_bufts = choose_extra_bufts()
+        warm_up()
+        return cls(Weights(path, settings, use_extra_bufts=extra_bufts), settings)
+
+    @property
+    def path(self) -> Path:
+        """The file it was loaded from."""
+        return self._weights.path
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization in a few words."""
+        return self._weights.description
+
+    @property
+    def n_ctx(self) -> int:
+        """Context length of new sessions, in tokens."""
+        return default_n_ctx(self._weights, self._settings)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the file has a chat template."""
+        return self._template is not None
+
+    def session(
+        self, *, system: str | None = None, copy: bool = True, min_rows: int = 1
+    ) -> Session:
+        """A new conversation with a context of its own.
+
+        Args:
+            system: system message of the chat.
+            copy: draft by copying; without it every token costs a forward pass.
+            min_rows: least number of tokens decoded at once. With 2, and flash attention off,
+                llama.cpp rounds alike with copying on and off for many weight types.
+
+        Raises:
+            ChatTemplateError: a system message for a model without a chat template.
+            EngineError: the context could not be made, mostly for lack of memory.
+        """
+        if system is not None and not self.can_chat:
+            raise ChatTemplateError("this model has no chat template, so no system message either")
+        engine = Engine(self._weights, self._settings, n_ctx=self.n_ctx)
+        on_gpu = llama_cpp.llama_supports_gpu_offload() and self._settings.n_gpu_layers != 0
+        session = Session(
+            engine,
+            self._vocab,
+            self._template,
+            GPU_CURVE if on_gpu else CPU_CURVE,
+            system=system,
+            copy=copy,
+            min_rows=min_rows,
+        )
+        self._sessions.add(session)
+        return session
+
+    def complete(
+        self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
+    ) -> Reply:
+        """Continue a text without a chat template. See `Session.complete`.
+
+        One session is kept for this, so that texts with a common beginning share its reading.
+        """
+        with self._lock:
+            if self._completions is None:
+                self._completions = self.session()
+        return self._completions.complete(prompt, params=params)
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> Tokens:
+        """Token ids of a text, shape (n,).
+
+        Args:
+            add_special: put the beginning-of-sequence token in front where the model wants one.
+            parse_special: read the names of special tokens as these tokens. Not for users' text.
+
+        Raises:
+            InvalidInputError: the text is not valid Unicode.
+        """
+        return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, token_ids: Sequence[int] | Tokens) -> str:
+        """Text of token ids, without control tokens."""
+        return self._vocab.text(token_ids)
+
+    def close(self) -> None:
+        """Close its sessions and free the weights. Idempotent.
+
+        Raises:
+            SessionBusyError: an answer is being read in another thread.
+        """
+        for session in list(self._sessions):
+            session.close()
+        self._weights.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,84 @@
+"""How much of a draft is worth verifying: a pure function of accept probabilities and costs.
+
+It knows neither tokens nor models. A draft of n tokens costs one batch of n + 1 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.drafter import Draft
+from copyspec_edge.kernel import kernel
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Time of one batch against its number of rows, at the measured `rows` and linear in between.
+
+    The unit does not matter, only the ratios. `rows` ascends from 1.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @cached_property
+    def table(self) -> Floats:
+        """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused."""
+        return np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds).astype(np.float32)
+
+
+# Measured on a two-core x86-64 machine with a model of one billion parameters, Q4_0.
+CPU_CURVE = CostCurve(
+    (1, 2, 3, 4, 6, 8, 11, 16, 32, 48, 64),
+    (1.0, 1.41, 1.64, 1.65, 2.08, 2.22, 3.03, 3.14, 5.72, 8.27, 11.0),
+)
+# A GPU reads the weights once for all rows; what grows is the launch of other kernels.
+GPU_CURVE = CostCurve((1, 2, 8, 16, 32, 64), (1.0, 1.1, 1.3, 1.5, 1.8, 2.4))
+
+
+@kernel
+def best_length(accept: Floats, cost: Floats) -> int:
+    """The number of drafted tokens to verify so that the copy is used up in the least time.
+
+    With p the accept probabilities, C[j] is the least expected time from draft position j until
+    the copy breaks or ends: one batch of k + 1 rows and, if the k tokens and the one sampled
+    after them all agree, C[j + k + 1]. How a copy is cut into batches does not change how many
+    tokens it yields, so the least time is the greatest speed.
+
+    Args:
+        accept: P(token accepted | all before it accepted), shape (n,).
+        cost: `cost[r]` is the time of a batch of r rows, shape (at least 2,).
+
+    Returns:
+        k between 0 and n, with k + 1 < len(cost); 0 where no copy pays.
+    """
+    n = len(accept)
+    least = np.zeros(n + 2, np.float32)
+    least[n] = cost[1]
+    best = 0
+    for j in range(n - 1, -1, -1):
+        least[j] = np.inf
+        reach = np.float32(1.0)
+        for k in range(min(n - j, len(cost) - 2) + 1):
+            if j + k < n:
+                reach *= accept[j + k]
+                expected = cost[k + 1] + reach * least[j + k + 1]
+            else:
+                expected = cost[k + 1]
+            if expected < least[j]:
+                least[j] = expected
+                best = k
+    return best
+
+
+def trim(draft: Draft, cost: CostCurve) -> Draft:
+    """The part of `draft` that is worth verifying, possibly none of it."""
+    if not len(draft):
+        return draft
+    return draft.head(best_length(draft.accept, cost.table))

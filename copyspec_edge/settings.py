@@ -1,0 +1,81 @@
+"""Settings: how a model is loaded and its contexts are made, in llama.cpp's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from copyspec_edge.errors import InvalidInputError
+
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+FlashAttention = Literal["auto", "on", "off"]
+_FLOAT_KV = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is loaded and how the contexts of its sessions are made.
+
+    Attributes:
+        n_ctx: tokens of context; None: the model's own, at most 8192, less if memory is short.
+        n_batch: most tokens llama.cpp is given at once.
+        n_ubatch: most tokens it computes at once, at most `n_batch`.
+        n_threads: None: the physical cores of this machine.
+        n_gpu_layers: layers kept on the GPU; -1: all of them. Without a GPU build: no effect.
+        main_gpu: index of the GPU that is used where one is used.
+        tensor_split: share of the model for each GPU; None: by their free memory.
+        flash_attn: "auto" leaves it to llama.cpp.
+        type_k, type_v: type of the K and V cache; a quantized V cache needs flash attention.
+        use_mmap: map the file instead of reading it.
+        use_mlock: keep the weights from being swapped out.
+        use_extra_bufts: repacked weights and AMX kernels; None: used where they do not crash,
+            which is found out once per machine and build.
+
+    Raises:
+        InvalidInputError: a value out of range, or a combination llama.cpp cannot run.
+    """
+
+    n_ctx: int | None = None
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    n_gpu_layers: int = -1
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] | None = None
+    flash_attn: FlashAttention = "auto"
+    type_k: KvType = "f16"
+    type_v: KvType = "f16"
+    use_mmap: bool = True
+    use_mlock: bool = False
+    use_extra_bufts: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("n_ctx", self.n_ctx, 2, 1 << 24)
+        _check_range("n_batch", self.n_batch, 2, 1 << 16)
+        _check_range("n_ubatch", self.n_ubatch, 2, self.n_batch)
+        _check_range("n_threads", self.n_threads, 1, 512)
+        _check_range("n_gpu_layers", self.n_gpu_layers, -1, 1 << 16)
+        _check_range("main_gpu", self.main_gpu, 0, 63)
+        if self.tensor_split is not None and not (
+            any(self.tensor_split) and all(share >= 0 for share in self.tensor_split)
+        ):
+            raise InvalidInputError("tensor_split must be shares >= 0, not all of them 0")
+        if self.flash_attn not in get_args(FlashAttention):
+            raise InvalidInputError(f"flash_attn must be one of {get_args(FlashAttention)}")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in get_args(KvType):
+                raise InvalidInputError(f"{name} must be one of {get_args(KvType)}")
+        if self.type_v not in _FLOAT_KV and self.flash_attn == "off":
+            raise InvalidInputError(
+                f"a {self.type_v} V cache needs flash attention: choose flash_attn='on' "
+                "or type_v='f16'"
+            )
+
+
+def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInputError(
+            f"{name} must be a whole number from {low} to {high}, not {value!r}"
+        )

@@ -1,0 +1,76 @@
+"""Turns bytes of tokens into text: characters are never split, stop strings never leak.
+
+It knows neither tokens nor models.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class Detokenizer:
+    """Incremental UTF-8: holds back an unfinished character, replaces what can never be one."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, piece: bytes) -> str:
+        """The text that `piece` completes."""
+        return self._decoder.decode(piece)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no character is unfinished."""
+        return not self._decoder.getstate()[0]
+
+    def finish(self) -> str:
+        """What was held back, as replacement characters."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopScanner:
+    """Looks for stop strings in a growing text and says how much of it is safe to show.
+
+    Of several stop strings the one that begins earliest ends the text. Since a text is scanned
+    token by token and ends at the first token that completes a stop string, a longer stop string
+    that begins at the same place ("ab" and "abc") never gets its turn.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._text = ""
+        self._shown = 0
+
+    @property
+    def text(self) -> str:
+        """All text fed so far; after a stop, the text before it."""
+        return self._text
+
+    def feed(self, text: str) -> bool:
+        """Append `text`; True if it completes a stop string, which is then cut off."""
+        scanned = max(self._shown, len(self._text) - self._longest + 1)
+        self._text += text
+        found = [at for stop in self._stops if (at := self._text.find(stop, scanned)) >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+        return bool(found)
+
+    def take(self, *, final: bool = False) -> str:
+        """Text not taken before, without a tail that may still become a stop string.
+
+        Args:
+            final: nothing follows, so the tail is text too.
+        """
+        end = len(self._text) - (0 if final else self._held_back())
+        shown, self._shown = self._text[self._shown : end], max(end, self._shown)
+        return shown
+
+    def _held_back(self) -> int:
+        most = min(self._longest - 1, len(self._text) - self._shown)
+        for length in range(most, 0, -1):
+            tail = self._text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

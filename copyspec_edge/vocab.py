@@ -1,0 +1,123 @@
+"""Vocab: the tokenizer facts of a model. It knows text and token ids, not conversations."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+import llama_cpp
+import numpy as np
+
+from copyspec_edge.errors import EngineError, InvalidInputError
+from copyspec_edge.history import Tokens
+
+# Characters that no tokenizer merges across from the left in all of the vocabularies we know; one
+# of them in front of a text keeps a SentencePiece tokenizer from adding its space to the text.
+_ANCHORS = ("\n", "0", "a")
+_UNPARSED = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+class Vocab:
+    """The vocabulary of a loaded model. `pointer` must stay alive as long as this object."""
+
+    def __init__(self, pointer: object) -> None:
+        self._pointer = pointer
+        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(pointer)
+        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(pointer)
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file has a tokenizer at all."""
+        return bool(llama_cpp.llama_vocab_type(self._pointer) != llama_cpp.LLAMA_VOCAB_TYPE_NONE)
+
+    @cached_property
+    def eog_tokens(self) -> frozenset[int]:
+        """All tokens that end a generation."""
+        is_eog = llama_cpp.llama_vocab_is_eog
+        return frozenset(t for t in range(self.n_tokens) if is_eog(self._pointer, t))
+
+    @cached_property
+    def special_text(self) -> re.Pattern[str] | None:
+        """Matches text that would be parsed as a special token; None where there is none."""
+        attributes = llama_cpp.llama_vocab_get_attr
+        special = [t for t in range(self.n_tokens) if attributes(self._pointer, t) & _UNPARSED]
+        texts = {self.piece(t, special=True).decode("utf-8", "replace") for t in special} - {""}
+        if not texts:
+            return None
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+    def special_name(self, kind: str) -> str:
+        """Text of the "bos" or "eos" token, empty where the model has none."""
+        token = getattr(llama_cpp, f"llama_vocab_{kind}")(self._pointer)
+        return "" if token < 0 else self.piece(token, special=True).decode("utf-8", "replace")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """UTF-8 bytes of one token, possibly a part of a character.
+
+        Args:
+            special: spell control tokens out; otherwise they have no text.
+        """
+        if special:
+            return self._piece(token, special=True)
+        if token not in self._pieces:
+            self._pieces[token] = self._piece(token, special=False)
+        return self._pieces[token]
+
+    def text(self, tokens: Sequence[int] | Tokens) -> str:
+        """Text of a token sequence without its control tokens."""
+        return b"".join(map(self.piece, map(int, tokens))).decode("utf-8", "replace")
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> Tokens:
+        """Token ids of `text`, shape (n,).
+
+        Args:
+            add_special: put the beginning-of-sequence token in front where the model wants one.
+            parse_special: read the names of special tokens as these tokens. Not for users' text.
+
+        Raises:
+            InvalidInputError: the text is not valid Unicode, or the model has no tokenizer.
+        """
+        if not self.exists:
+            raise InvalidInputError("this model file has no tokenizer; pass token ids instead")
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"the text is not valid Unicode: {error}") from error
+        size = len(raw) + 2
+        ids = np.empty(size, np.int32)
+        count = llama_cpp.llama_tokenize(
+            self._pointer,
+            raw,
+            len(raw),
+            ids.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            size,
+            add_special,
+            parse_special,
+        )
+        if count < 0:
+            raise EngineError(f"llama.cpp could not tokenize a text of {len(raw)} bytes")
+        tokens: Tokens = ids[:count].copy()
+        return tokens
+
+    def tokenize_after(self, text: str, *, parse_special: bool = False) -> Tokens:
+        """Token ids of `text` as it stands behind other text, without a space put in front."""
+        for anchor in _ANCHORS:
+            prefix = self.tokenize(anchor)
+            ids = self.tokenize(anchor + text, parse_special=parse_special)
+            if np.array_equal(ids[: len(prefix)], prefix):
+                return ids[len(prefix) :]
+        return self.tokenize(text, parse_special=parse_special)
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = llama_cpp.llama_token_to_piece(self._pointer, token, buffer, size, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
