@@ -1,0 +1,5 @@
+"""`python -m copyspec_edge`."""
+
+from copyspec_edge.cli import entry
+
+entry()

@@ -1,0 +1,102 @@
+"""`copyspec-edge doctor`: what is installed, whether it decodes, and what to do if not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+from pathlib import Path
+
+import llama_cpp
+
+from copyspec_edge import machine, native_log
+from copyspec_edge.errors import CopySpecError
+from copyspec_edge.model import Model
+from copyspec_edge.native_check import Outcome, probe
+from copyspec_edge.presets import load_presets, rebuild_command
+from copyspec_edge.registry import locate
+from copyspec_edge.sampling import SamplingParams
+
+_PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command."""
+    parser = commands.add_parser("doctor", help="check the installation")
+    parser.add_argument("-m", "--model", metavar="NAME_OR_PATH", help="check this model too")
+    parser.set_defaults(run=doctor)
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Run the command: 0 if everything works."""
+    native_log.install()
+    _print_facts()
+    works = _check_build()
+    if arguments.model:
+        works = _check_model(arguments.model) and works
+    return 0 if works else 1
+
+
+def _print_facts() -> None:
+    _line("python", f"{platform.python_version()} on {platform.platform()}")
+    for package in _PACKAGES:
+        _line(package, importlib.metadata.version(package))
+    _line("processor", f"{machine.processor_name()}, {machine.physical_cores()} cores to use")
+    memory = machine.available_memory()
+    if memory is not None:
+        _line("free memory", f"{memory / 2**30:.1f} GiB")
+    _line("cache folder", str(machine.cache_folder()))
+    _line("llama.cpp", str(Path(llama_cpp.llama_cpp._base_path)))
+    _line("gpu", "offload supported" if llama_cpp.llama_supports_gpu_offload() else "none")
+    features = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
+    _line("built with", " ".join(features.split()))
+
+
+def _check_build() -> bool:
+    """Probe afresh, since a doctor should not trust memory."""
+    outcome = probe(extra_bufts=True)
+    _line("decodes", _verdict(outcome))
+    if outcome.status == "works":
+        _print_gpu_advice()
+        return True
+    fallback = probe(extra_bufts=False)
+    _line("without repacking", _verdict(fallback))
+    if fallback.status == "works":
+        _line("advice", "it is used without repacked kernels, which is slower; better rebuild:")
+    else:
+        _line("advice", "rebuild llama.cpp:")
+    print(f"  {rebuild_command()}")
+    return fallback.status == "works"
+
+
+def _print_gpu_advice() -> None:
+    if not llama_cpp.llama_supports_gpu_offload():
+        _line("for a GPU", "rebuild llama.cpp:")
+        for name in load_presets():
+            if not name.startswith("cpu"):
+                print(f"  {name}: {rebuild_command(name)}")
+
+
+def _check_model(source: str) -> bool:
+    try:
+        with Model.load(locate(source)) as model:
+            _line("model", f"{model.path}: {model.description}")
+            _line("context", f"{model.n_ctx} tokens")
+            _line("chat", "has a template" if model.can_chat else "no template: completes only")
+            params = SamplingParams(temperature=0, max_tokens=8)
+            reply = model.complete(model.tokenize("One two three one two three"), params=params)
+            _line("says", repr(reply.text))
+    except CopySpecError as error:
+        _line("model", f"does not work: {error}")
+        return False
+    return True
+
+
+def _verdict(outcome: Outcome) -> str:
+    words = {"works": "yes", "crashes": "no, it crashes", "unknown": "could not be checked"}
+    detail = f" ({outcome.detail})" if outcome.detail else ""
+    return words[outcome.status] + detail
+
+
+def _line(name: str, value: str) -> None:
+    print(f"{name + ':':<18} {value}")

@@ -1,0 +1,101 @@
+"""`copyspec-edge generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from copyspec_edge.answer import Answer
+from copyspec_edge.cli.options import (
+    add_model_options,
+    add_sampling_options,
+    interrupt_calls,
+    load_model,
+    sampling_params,
+    summary,
+)
+from copyspec_edge.errors import ChatTemplateError, InvalidInputError
+from copyspec_edge.model import Model
+from copyspec_edge.reply import Reply
+from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.session import Session
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command."""
+    parser = commands.add_parser("generate", help="write an answer to a prompt")
+    add_model_options(parser)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", metavar="TEXT", help="default: read from stdin")
+    source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
+    add_sampling_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.set_defaults(run=generate)
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    params = sampling_params(arguments)
+    if arguments.raw and arguments.system is not None:
+        raise InvalidInputError("--system needs the chat template, which --raw leaves out")
+    prompt = _read_prompt(arguments)
+    if not prompt.strip():
+        raise InvalidInputError("the prompt is empty")
+    with load_model(arguments) as model:
+        chats = _chats(model, arguments)
+        with model.session(system=arguments.system, copy=not arguments.no_copy) as session:
+            answer = _ask(session, prompt, params, chats=chats)
+            reply = _follow(session, answer, show=not arguments.json)
+    if arguments.json:
+        print(json.dumps(_as_dict(reply), ensure_ascii=False))
+    else:
+        print()
+        print(summary(reply.stats), file=sys.stderr)
+    return 1 if reply.finish_reason == "cancelled" else 0
+
+
+def _read_prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    try:
+        raw = Path(arguments.file).read_bytes() if arguments.file else sys.stdin.buffer.read()
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"the prompt is not valid UTF-8: {error}") from error
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {arguments.file}: {error.strerror}") from error
+
+
+def _chats(model: Model, arguments: argparse.Namespace) -> bool:
+    if arguments.raw or model.can_chat:
+        return not arguments.raw
+    if arguments.system is not None:
+        raise ChatTemplateError("this model has no chat template, so no system message either")
+    print("This model has no chat template: continuing the prompt as it is.", file=sys.stderr)
+    return False
+
+
+def _ask(session: Session, prompt: str, params: SamplingParams, *, chats: bool) -> Answer:
+    ask = session.stream if chats else session.stream_completion
+    return ask(prompt, params=params)
+
+
+def _follow(session: Session, answer: Answer, *, show: bool) -> Reply:
+    with interrupt_calls(session.cancel):
+        for chunk in answer:
+            if show:
+                print(chunk.text, end="", flush=True)
+    return answer.finish()
+
+
+def _as_dict(reply: Reply) -> dict[str, object]:
+    return {
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
+        "stats": reply.stats.as_dict(),
+    }

@@ -1,0 +1,123 @@
+"""Options and helpers that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from copyspec_edge.model import Model
+from copyspec_edge.registry import entries, locate
+from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.settings import Settings
+from copyspec_edge.stats import Stats
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how it is loaded."""
+    parser.add_argument(
+        "-m", "--model", required=True, metavar="NAME_OR_PATH", help="registry name or .gguf file"
+    )
+    parser.add_argument("--ctx", type=int, metavar="N", help="context length in tokens")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: physical cores")
+    parser.add_argument(
+        "--gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; default: all"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen."""
+    defaults = SamplingParams()
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: up to the context")
+    for name, kind in (
+        ("temperature", float),
+        ("top_k", int),
+        ("top_p", float),
+        ("min_p", float),
+    ):
+        default = getattr(defaults, name)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(
+            flag, type=kind, default=default, metavar=name[0].upper(), help=f"default: {default}"
+        )
+    parser.add_argument("--seed", type=int, metavar="N", help="default: a new one each time")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
+    )
+    parser.add_argument("--no-copy", action="store_true", help="decode token by token")
+
+
+def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    """The sampling options as SamplingParams."""
+    return SamplingParams(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        stop=tuple(arguments.stop),
+    )
+
+
+def load_model(arguments: argparse.Namespace) -> Model:
+    """The model of the options; fetched first if it is in the registry and not here."""
+    settings = Settings(
+        n_ctx=arguments.ctx, n_threads=arguments.threads, n_gpu_layers=arguments.gpu_layers
+    )
+    entry = entries().get(arguments.model)
+    if entry and not entry.is_here:
+        print(f"Pulling {entry.name} ({entry.size >> 20} MiB, {entry.licence})", file=sys.stderr)
+    return Model.load(locate(arguments.model, progress=sys.stderr), settings)
+
+
+def summary(stats: Stats) -> str:
+    """The statistics of one answer as a line."""
+    share = stats.accepted_tokens / stats.generated_tokens if stats.generated_tokens else 0.0
+    return (
+        f"{stats.generated_tokens} tokens in {stats.verify_steps} steps, "
+        f"{stats.accepted_tokens} copied ({share:.0%}); "
+        f"prompt {stats.prompt_tokens} ({stats.cached_tokens} cached) "
+        f"in {stats.prefill_seconds:.2f} s; {stats.tokens_per_second:.1f} tokens/s"
+    )
+
+
+@contextmanager
+def interrupt_calls(cancel: Callable[[], None]) -> Iterator[None]:
+    """While inside, the first Ctrl-C calls `cancel` and the second is a KeyboardInterrupt.
+
+    Python runs signal handlers between its own instructions only, so not within a long native
+    call. Its wake-up socket is written at once, and a thread that waits there cancels.
+    """
+    wakened, waker = socket.socketpair()
+    waker.setblocking(False)
+    interrupts = 0
+
+    def count(signum: int, frame: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            raise KeyboardInterrupt
+
+    def watch() -> None:
+        with suppress(OSError):
+            while signals := wakened.recv(16):
+                if signal.SIGINT in signals:
+                    cancel()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    old_handler = signal.signal(signal.SIGINT, count)
+    old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        signal.signal(signal.SIGINT, old_handler)
+        waker.close()
+        watcher.join()
+        wakened.close()
