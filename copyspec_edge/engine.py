@@ -81,7 +81,7 @@ class Engine:
                 f"{native_log.last_problems() or 'no reason given'}; "
                 "if memory is short, choose a smaller n_ctx or fewer GPU layers"
             )
-        self._free = weakref.finalize(self, _free_context, self._context, self._cancel)
+        self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
         vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self._n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
@@ -238,8 +238,8 @@ def _context_params(
     return params
 
 
-def _free_context(context: object, cancel_flag: npt.NDArray[np.uint8]) -> None:
-    """Free a context, whose abort callback reads `cancel_flag` to the end."""
+def _free_context(context: object, *_outlive: object) -> None:
+    """Free a context. The rest is kept until then: the cancel flag, and the weights."""
     llama_cpp.llama_free(context)
 
 

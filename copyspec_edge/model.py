@@ -21,7 +21,7 @@ from copyspec_edge.reply import Reply
 from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
-from copyspec_edge.template import ChatTemplate
+from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
 from copyspec_edge.weights import Weights
 
@@ -32,7 +32,7 @@ class Model:
     def __init__(self, weights: Weights, settings: Settings) -> None:
         self._weights = weights
         self._settings = settings
-        self._vocab = Vocab(llama_cpp.llama_model_get_vocab(weights.pointer))
+        self._vocab = Vocab(weights)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._completions: Session | None = None
         self._lock = threading.Lock()
@@ -140,8 +140,22 @@ class Model:
         """
         return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
+    def tokenize_chat(self, messages: Sequence[Message]) -> Tokens:
+        """Token ids of a conversation up to where the assistant is to answer, shape (n,).
+
+        Raises:
+            ChatTemplateError: no chat template, or it failed on these messages.
+        """
+        if self._template is None:
+            raise ChatTemplateError("this model has no chat template")
+        return self._template.tokenize(self._template.render(list(messages)))
+
     def detokenize(self, token_ids: Sequence[int] | Tokens) -> str:
-        """Text of token ids, without control tokens."""
+        """Text of token ids, without control tokens.
+
+        Raises:
+            InvalidInputError: there is no such token.
+        """
         return self._vocab.text(token_ids)
 
     def close(self) -> None:

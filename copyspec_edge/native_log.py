@@ -6,9 +6,9 @@ failed only there.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import logging
+import weakref
 from collections import deque
 
 import llama_cpp
@@ -32,8 +32,6 @@ def _receive(level: int, text: bytes | None, _user_data: object) -> None:
 def install() -> None:
     """Take over llama.cpp's log. Idempotent."""
     llama_cpp.llama_log_set(_receive, ctypes.c_void_p(0))
-    atexit.unregister(_uninstall)
-    atexit.register(_uninstall)
 
 
 def clear_problems() -> None:
@@ -49,3 +47,7 @@ def last_problems(count: int = 3) -> str:
 def _uninstall() -> None:
     # A library destructor that logs after the interpreter is gone must not call into Python.
     llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))
+
+
+# Finalizers run newest first at exit: after those that free contexts and weights, which log too.
+weakref.finalize(_logger, _uninstall)

@@ -12,6 +12,7 @@ import numpy as np
 
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.history import Tokens
+from copyspec_edge.weights import Weights
 
 # Characters that no tokenizer merges across from the left in all of the vocabularies we know; one
 # of them in front of a text keeps a SentencePiece tokenizer from adding its space to the text.
@@ -20,13 +21,17 @@ _UNPARSED = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKN
 
 
 class Vocab:
-    """The vocabulary of a loaded model. `pointer` must stay alive as long as this object."""
+    """The vocabulary of a loaded model. Everything raises SessionClosedError once that is closed."""
 
-    def __init__(self, pointer: object) -> None:
-        self._pointer = pointer
-        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(pointer)
-        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(pointer)
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self._pointer)
+        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._pointer)
         self._pieces: dict[int, bytes] = {}
+
+    @property
+    def _pointer(self) -> object:
+        return llama_cpp.llama_model_get_vocab(self._weights.pointer)
 
     @property
     def exists(self) -> bool:
@@ -36,14 +41,14 @@ class Vocab:
     @cached_property
     def eog_tokens(self) -> frozenset[int]:
         """All tokens that end a generation."""
-        is_eog = llama_cpp.llama_vocab_is_eog
-        return frozenset(t for t in range(self.n_tokens) if is_eog(self._pointer, t))
+        is_eog, pointer = llama_cpp.llama_vocab_is_eog, self._pointer
+        return frozenset(t for t in range(self.n_tokens) if is_eog(pointer, t))
 
     @cached_property
     def special_text(self) -> re.Pattern[str] | None:
         """Matches text that would be parsed as a special token; None where there is none."""
-        attributes = llama_cpp.llama_vocab_get_attr
-        special = [t for t in range(self.n_tokens) if attributes(self._pointer, t) & _UNPARSED]
+        attributes, pointer = llama_cpp.llama_vocab_get_attr, self._pointer
+        special = [t for t in range(self.n_tokens) if attributes(pointer, t) & _UNPARSED]
         texts = {self.piece(t, special=True).decode("utf-8", "replace") for t in special} - {""}
         if not texts:
             return None
@@ -55,10 +60,13 @@ class Vocab:
         return "" if token < 0 else self.piece(token, special=True).decode("utf-8", "replace")
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """UTF-8 bytes of one token, possibly a part of a character.
+        """UTF-8 bytes of one token, possibly a part of a character; empty without a tokenizer.
 
         Args:
             special: spell control tokens out; otherwise they have no text.
+
+        Raises:
+            InvalidInputError: no such token.
         """
         if special:
             return self._piece(token, special=True)
@@ -114,6 +122,10 @@ class Vocab:
         return self.tokenize(text, parse_special=parse_special)
 
     def _piece(self, token: int, *, special: bool) -> bytes:
+        if not 0 <= token < self.n_tokens:
+            raise InvalidInputError(f"token ids must be from 0 to {self.n_tokens - 1}, not {token}")
+        if not self.exists:
+            return b""
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -14,12 +14,13 @@ from copyspec_edge.errors import InvalidInputError, ModelLoadError, SessionClose
 from copyspec_edge.settings import Settings
 
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_NO_WEIGHTS = "weights are missing: a vocabulary-only file, or one made for another program"
 # Part of llama.cpp's log -> what it means to the user.
 _REASONS = (
     ("unknown model architecture", "this llama.cpp does not know the model's architecture; "
      "a newer llama-cpp-python may: pip install --upgrade llama-cpp-python"),
-    ("missing tensor", "weights are missing: a vocabulary-only file, or one made for "
-     "another program"),
+    ("missing tensor", _NO_WEIGHTS),
+    ("check_tensor_dims", _NO_WEIGHTS),
     ("not within the file bounds", "the file is truncated; download it again"),
     ("failed to read", "the file is truncated or damaged; download it again"),
     ("unable to allocate", "not enough memory; choose a smaller model or fewer GPU layers"),

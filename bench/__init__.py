@@ -1,0 +1,1 @@
+"""Benchmarks and the tools that make their models. Not part of the installed package."""

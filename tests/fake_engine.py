@@ -1,0 +1,179 @@
+"""An engine without llama.cpp: a tiny language whose next token depends on the last few tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.errors import (
+    CancelledError,
+    ContextFullError,
+    EngineError,
+    InvalidInputError,
+    SessionClosedError,
+)
+from copyspec_edge.history import Tokens
+
+Row = npt.NDArray[np.float32]
+# "partly": the chunks before the last are read. "after": all of them are, and their logits lost.
+Fault = Literal["before", "partly", "after", "nan"]
+
+
+class Language(Protocol):
+    n_vocab: int
+
+    def row(self, tokens: Sequence[int]) -> Row: ...
+
+
+class TinyLanguage:
+    """Random logits behind each different tail of `order` tokens."""
+
+    def __init__(
+        self,
+        n_vocab: int,
+        *,
+        order: int = 2,
+        seed: int = 0,
+        unlikely: frozenset[int] = frozenset(),
+    ) -> None:
+        self.n_vocab = n_vocab
+        self._order = order
+        self._seed = seed
+        self._unlikely = sorted(unlikely)
+        self._rows: dict[tuple[int, ...], Row] = {}
+
+    def row(self, tokens: Sequence[int]) -> Row:
+        tail = tuple(tokens[-self._order :])
+        if tail not in self._rows:
+            random = np.random.default_rng([self._seed, *tail])
+            row = random.normal(0.0, 3.0, self.n_vocab).astype(np.float32)
+            row[self._unlikely] -= 3.0
+            self._rows[tail] = row
+        return self._rows[tail]
+
+
+class RecitingLanguage:
+    """Says `script[n]` at position n, whatever came before."""
+
+    def __init__(self, n_vocab: int, script: Sequence[int]) -> None:
+        self.n_vocab = n_vocab
+        self._script = list(script)
+
+    def row(self, tokens: Sequence[int]) -> Row:
+        row = np.zeros(self.n_vocab, np.float32)
+        row[self._script[min(len(tokens), len(self._script) - 1)]] = 20.0
+        return row
+
+
+class FakeEngine:
+    """Keeps the contract of `engine.Engine`, and the books for the tests.
+
+    Attributes:
+        tokens: what it has read and not forgotten.
+        evaluations: how often each position was read.
+        batch_sizes: the length of each batch it was asked to read.
+        faults: what goes wrong at the k-th `eval`.
+        on_chunk: called with the number of each chunk before it is read.
+    """
+
+    def __init__(
+        self,
+        language: Language,
+        *,
+        n_ctx: int = 64,
+        max_rows: int = 16,
+        n_batch: int = 32,
+        can_truncate: bool = True,
+    ) -> None:
+        assert max_rows <= n_batch
+        self.n_ctx = n_ctx
+        self.n_vocab = language.n_vocab
+        self.n_past = 0
+        self.max_rows = max_rows
+        self.tokens: list[int] = []
+        self.evaluations: Counter[int] = Counter()
+        self.batch_sizes: list[int] = []
+        self.faults: dict[int, Fault] = {}
+        self.on_chunk: Callable[[int], None] | None = None
+        self.closed = False
+        self._language = language
+        self._n_batch = n_batch
+        self._can_truncate = can_truncate
+        self._cancelled = False
+        self._n_chunks = 0
+        self._buffer = np.full((max_rows, self.n_vocab), np.nan, np.float32)
+
+    def eval(self, tokens: Tokens, *, rows: int) -> Row:
+        self._check(tokens, rows)
+        fault = self.faults.get(len(self.batch_sizes))
+        self.batch_sizes.append(len(tokens))
+        self._buffer.fill(np.nan)
+        for start in range(0, len(tokens), self._n_batch):
+            chunk = tokens[start : start + self._n_batch]
+            is_last = start + self._n_batch >= len(tokens)
+            if fault == "before" or (fault == "partly" and is_last):
+                self._keep_on_failure()
+                raise EngineError("injected: decode failed")
+            self._read(chunk)
+        if fault == "after":
+            raise EngineError("injected: no logits")
+        self._fill(rows)
+        if fault == "nan":
+            self._buffer[rows // 2] = np.nan
+        return self._buffer[:rows]
+
+    def truncate(self, length: int) -> None:
+        assert length >= 0
+        if length < self.n_past:
+            self._require_open()
+            self._keep(length if self._can_truncate else 0)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def clear_cancel(self) -> None:
+        self._cancelled = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check(self, tokens: Tokens, rows: int) -> None:
+        self._require_open()
+        assert self.n_past == len(self.tokens)
+        if not 1 <= rows <= min(len(tokens), self.max_rows):
+            raise InvalidInputError(f"cannot give {rows} rows of {len(tokens)} tokens")
+        if self.n_past + len(tokens) > self.n_ctx:
+            raise ContextFullError(f"{self.n_past + len(tokens)} tokens do not fit")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
+            raise InvalidInputError("token ids out of range")
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise SessionClosedError("closed")
+
+    def _read(self, chunk: Tokens) -> None:
+        if self.on_chunk:
+            self.on_chunk(self._n_chunks)
+        self._n_chunks += 1
+        if self._cancelled:
+            self._keep_on_failure()
+            raise CancelledError("cancelled")
+        self.evaluations.update(range(self.n_past, self.n_past + len(chunk)))
+        self.tokens.extend(map(int, chunk))
+        self.n_past = len(self.tokens)
+
+    def _fill(self, rows: int) -> None:
+        for index in range(rows):
+            end = len(self.tokens) - rows + index + 1
+            self._buffer[index] = self._language.row(self.tokens[:end])
+
+    def _keep_on_failure(self) -> None:
+        self._keep(self.n_past if self._can_truncate else 0)
+
+    def _keep(self, length: int) -> None:
+        del self.tokens[length:]
+        self.n_past = length

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copyspec_edge.drafter import NO_DRAFT, Draft
+from copyspec_edge.policy import CPU_CURVE, GPU_CURVE, CostCurve, best_length, trim
+
+probabilities = st.lists(st.floats(0.0, 1.0, width=32), max_size=9)
+
+
+class SlowPolicy:
+    """The documented recurrence, word for word."""
+
+    def __init__(self, accept: list[float], cost: list[float]) -> None:
+        self._accept, self._cost = accept, cost
+        self.least = lru_cache(maxsize=None)(self._least)
+
+    def shapes(self, j: int) -> range:
+        return range(min(len(self._accept) - j, len(self._cost) - 2) + 1)
+
+    def expected(self, j: int, k: int) -> float:
+        """Time when k tokens are drafted at position j."""
+        time = self._cost[k + 1]
+        if j + k < len(self._accept):
+            reach = float(np.prod(self._accept[j : j + k + 1]))
+            time += reach * self.least(j + k + 1)
+        return time
+
+    def _least(self, j: int) -> float:
+        return min(self.expected(j, k) for k in self.shapes(j))
+
+
+def choose(accept: list[float], cost: list[float]) -> int:
+    return int(best_length(np.array(accept, np.float32), np.array(cost, np.float32)))
+
+
+@settings(max_examples=500, deadline=None)
+@given(probabilities, st.lists(st.floats(0.5, 8.0, width=32), min_size=2, max_size=12))
+def test_no_other_length_takes_less_expected_time(accept: list[float], cost: list[float]) -> None:
+    slow = SlowPolicy(accept, cost)
+    k = choose(accept, cost)
+    assert k in slow.shapes(0)
+    if accept:
+        assert slow.expected(0, k) == pytest.approx(slow.least(0), rel=1e-5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 1.0, width=32), max_size=80),
+    st.lists(st.floats(0.5, 8.0, width=32), min_size=2, max_size=80),
+)
+def test_never_more_than_the_draft_or_the_cost_table_has(
+    accept: list[float], cost: list[float]
+) -> None:
+    assert 0 <= choose(accept, cost) <= min(len(accept), len(cost) - 2)
+
+
+def test_nothing_is_drafted_where_tokens_are_unlikely_and_rows_cost() -> None:
+    assert choose([0.1] * 10, [0.0, *range(1, 20)]) == 0
+
+
+def test_a_certain_draft_is_sent_whole_where_rows_are_free() -> None:
+    assert choose([1.0] * 10, [1.0] * 20) == 10
+
+
+def test_a_draft_stops_before_a_token_that_will_not_be_accepted() -> None:
+    assert choose([1.0, 1.0, 1.0, 0.0, 1.0], [0.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]) == 3
+
+
+def test_a_draft_goes_as_far_as_a_step_in_the_cost() -> None:
+    cost = [0.0, 1.0, 1.01, 1.02, 1.03, 9.0, 9.0, 9.0, 9.0]
+    assert choose([0.99] * 7, cost) == 3
+
+
+def test_the_cost_table_is_linear_between_measured_rows() -> None:
+    table = CostCurve((1, 3, 4), (1.0, 2.0, 5.0)).table
+    assert table[1:].tolist() == [1.0, 1.5, 2.0, 5.0]
+
+
+@pytest.mark.parametrize("curve", [CPU_CURVE, GPU_CURVE], ids=["cpu", "gpu"])
+def test_built_in_curves_are_tables_of_64_rows_that_ascend(curve: CostCurve) -> None:
+    assert len(curve.table) == 65
+    assert (np.diff(curve.table[1:]) > 0).all()
+
+
+def test_a_gpu_drafts_longer_than_a_cpu() -> None:
+    accept = np.full(40, 0.8, np.float32)
+    assert best_length(accept, GPU_CURVE.table) > best_length(accept, CPU_CURVE.table) > 0
+
+
+def test_trim_keeps_the_beginning_of_a_draft() -> None:
+    draft = Draft(
+        np.array([4, 5, 6], np.int32), np.array([1.0, 1.0, 0.0], np.float32), "copy"
+    )
+    trimmed = trim(draft, CostCurve((1, 8), (1.0, 1.5)))
+    assert (trimmed.tokens.tolist(), trimmed.accept.tolist()) == ([4, 5], [1.0, 1.0])
+    assert trimmed.source == "copy"
+
+
+def test_trim_of_no_draft_is_no_draft() -> None:
+    assert len(trim(NO_DRAFT, CPU_CURVE)) == 0

@@ -1,0 +1,80 @@
+"""GGUF files for tests: tiny models, broken ones, and other weight types of a real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from copyspec_edge.native_check import write_tiny_model
+
+TINY_VOCABULARY = 64
+TINY_CONTEXT = 64
+
+__all__ = [
+    "TINY_CONTEXT",
+    "TINY_VOCABULARY",
+    "write_f16_copy",
+    "write_tiny_model",
+    "write_unknown_architecture",
+    "write_vocabulary_only",
+]
+
+
+def write_unknown_architecture(path: Path) -> None:
+    """A well-formed file of an architecture that no llama.cpp knows."""
+    writer = gguf.GGUFWriter(str(path), "unheard-of")
+    writer.add_context_length(64)
+    _finish(writer)
+
+
+def write_vocabulary_only(path: Path) -> None:
+    """All the metadata of a llama, with a tokenizer and without weights."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", "a", "b", "\u2581"])
+    writer.add_token_scores([0.0] * 6)
+    writer.add_token_types([2, 3, 3, 1, 1, 1])
+    _finish(writer)
+
+
+def write_f16_copy(source: Path, path: Path) -> None:
+    """The model in `source` with F16 weights instead of quantized ones, whole or not at all."""
+    reader = gguf.GGUFReader(str(source))
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    writer = gguf.GGUFWriter(str(temporary), "llama")
+    _copy_metadata(reader, writer)
+    for tensor in reader.tensors:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        else:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            writer.add_tensor(tensor.name, values.astype(np.float16))
+    _finish(writer)
+    os.replace(temporary, path)
+
+
+def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    left_out = ("GGUF.", "general.architecture", "general.file_type")
+    for field in reader.fields.values():
+        if not field.name.startswith(left_out):
+            kind, *inner = field.types
+            writer.add_key_value(
+                field.name, field.contents(), kind, sub_type=inner[-1] if inner else None
+            )
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
