@@ -67,7 +67,8 @@ def decode(
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
             draft = trim(drafter.draft(history.tokens, room - 1), cost)
-        padding = max(0, min_rows - 1 - len(draft)) if evaluated == 1 else 0
+        least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
+        padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
         new = _forward(engine, history, draft.tokens, sampler, eog, padding)
         left -= len(new)
         accepted = _count_accepted(draft, new)
@@ -87,8 +88,8 @@ def _forward(
 ) -> Tokens:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
-    rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
     try:
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
         new = verify(draft, rows, sampler, eog)
         history.extend(new)
     finally:

@@ -30,6 +30,7 @@ Rows = npt.NDArray[np.float32]
 
 MAX_ROWS = 64
 _SEQUENCE = 0
+_GGML_TYPE_BF16 = 30
 _FLASH = {"auto": -1, "on": 1, "off": 0}
 _ABORT_SIGNATURE = numba.types.boolean(numba.types.CPointer(numba.types.uint8))
 
@@ -104,11 +105,12 @@ class Engine:
             EngineError: llama.cpp failed; what was read before stays read.
         """
         self._check(tokens, rows)
-        chunk_size = self._n_batch
-        for start in range(0, len(tokens), chunk_size):
-            chunk = tokens[start : start + chunk_size]
-            wanted = max(0, rows - (len(tokens) - start - len(chunk)))
-            self._decode(chunk, min(wanted, len(chunk)))
+        while (left := len(tokens)) > self._n_batch:
+            # llama.cpp keeps the rows of one batch, so all of them are wanted of the last.
+            size = min(self._n_batch, left - rows)
+            self._decode(tokens[:size], 0)
+            tokens = tokens[size:]
+        self._decode(tokens, rows)
         logits = llama_cpp.llama_get_logits(self._context)
         if not logits:
             raise EngineError("llama.cpp returned no logits; reset the session")
@@ -231,11 +233,17 @@ def _context_params(
     threads = settings.n_threads or machine.physical_cores()
     params.n_threads = params.n_threads_batch = threads
     params.flash_attn_type = _FLASH[settings.flash_attn]
-    params.type_k = getattr(llama_cpp, f"GGML_TYPE_{settings.type_k.upper()}")
-    params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.type_v.upper()}")
+    params.type_k = _ggml_type(settings.type_k)
+    params.type_v = _ggml_type(settings.type_v)
     params.swa_full = False
     params.no_perf = True
     return params
+
+
+def _ggml_type(name: str) -> int:
+    if name == "bf16":  # llama_cpp has no name for it
+        return _GGML_TYPE_BF16
+    return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
 
 
 def _free_context(context: object, *_outlive: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from copyspec_edge.errors import ContextFullError
+from copyspec_edge.errors import ContextFullError, InvalidInputError
 
 Tokens = npt.NDArray[np.int32]
 
@@ -16,6 +16,23 @@ Tokens = npt.NDArray[np.int32]
 def as_tokens(ids: npt.ArrayLike) -> Tokens:
     """`ids` as a one-dimensional int32 array."""
     return np.atleast_1d(np.asarray(ids, dtype=np.int32))
+
+
+def checked_tokens(ids: npt.ArrayLike, n_vocab: int) -> Tokens:
+    """Token ids from a caller as an int32 array, shape (n,).
+
+    Raises:
+        InvalidInputError: not a flat sequence of ids that the vocabulary has.
+    """
+    try:
+        raw = np.asarray(ids)
+    except ValueError:
+        raw = np.empty((0, 0))
+    if raw.ndim != 1 or raw.dtype.kind not in "iu":
+        raise InvalidInputError("token ids must be a flat sequence of whole numbers")
+    if raw.min() < 0 or raw.max() >= n_vocab:
+        raise InvalidInputError(f"token ids must be from 0 to {n_vocab - 1}")
+    return raw.astype(np.int32)
 
 
 class History:

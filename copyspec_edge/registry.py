@@ -88,8 +88,8 @@ def locate(source: str | Path, *, progress: TextIO | None = None) -> Path:
     if isinstance(source, str) and source in known:
         entry = known[source]
         return entry.path if entry.is_here else pull(source, progress=progress)
-    path = Path(source).expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(source))
+    if not os.path.exists(path):  # unlike the method it never raises, however odd the name
         raise RegistryError(
             f"no model called {str(source)!r}: neither a file nor one of {', '.join(known)}"
         )

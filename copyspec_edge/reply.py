@@ -75,6 +75,7 @@ class Transcript:
                 continue
             if self._scanner.feed(self._detokenizer.feed(self._vocab.piece(token))):
                 self.steps.append(step.cut(index + 1))
+                self._detokenizer = Detokenizer()  # half a character may follow the stop string
                 return True
             if self._detokenizer.is_clean:
                 self._boundaries.append((len(self.token_ids), len(self.text)))

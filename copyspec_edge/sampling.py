@@ -59,8 +59,8 @@ class SamplingParams:
             _check("seed", self.seed, 0, _N_SEEDS - 1, whole=True)
         if self.max_tokens is not None:
             _check("max_tokens", self.max_tokens, 1, 1 << 30, whole=True)
-        if isinstance(self.stop, str):
-            raise InvalidInputError("stop must be a tuple of strings, not one string")
+        if not isinstance(self.stop, (tuple, list)):
+            raise InvalidInputError(f"stop must be a tuple of strings, not {self.stop!r}")
         if not all(isinstance(text, str) and text for text in self.stop):
             raise InvalidInputError("stop strings must be text and not empty")
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -68,8 +68,8 @@ class SamplingParams:
 
 def _check(name: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
     kind = int if whole else (int, float)
-    valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if not (valid and low <= value <= high):
+    valid = isinstance(value, kind) and not isinstance(value, bool)
+    if not (valid and low <= value <= high) or value == math.inf:
         wanted = "a whole number" if whole else "a number"
         limits = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low:g}"
         raise InvalidInputError(f"{name} must be {wanted} {limits}, not {value!r}")

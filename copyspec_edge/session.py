@@ -18,7 +18,7 @@ from copyspec_edge.errors import (
     InvalidInputError,
     SessionBusyError,
 )
-from copyspec_edge.history import History, Tokens, as_tokens, common_prefix
+from copyspec_edge.history import History, Tokens, as_tokens, checked_tokens, common_prefix
 from copyspec_edge.policy import CostCurve
 from copyspec_edge.reply import Reply, Transcript
 from copyspec_edge.sampling import SamplingParams, make_sampler
@@ -102,15 +102,17 @@ class Session:
         special tokens in a text are text; pass ids from `Model.tokenize` to use them.
 
         Raises:
-            InvalidInputError: the prompt is empty or not valid Unicode.
+            InvalidInputError: the prompt is empty, not valid Unicode, or no token ids.
             ContextFullError: it does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
         if not len(prompt):
             raise InvalidInputError("the prompt is empty")
         if isinstance(prompt, str):
-            prompt = self._vocab.tokenize(prompt, add_special=True)
-        return self._begin(as_tokens(prompt), params or SamplingParams())
+            tokens = self._vocab.tokenize(prompt, add_special=True)
+        else:
+            tokens = checked_tokens(prompt, self._engine.n_vocab)
+        return self._begin(tokens, params or SamplingParams())
 
     def complete(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
@@ -177,6 +179,8 @@ class Session:
         if isinstance(asked, str) and self._conversation:
             turn = self._conversation.ask(asked, self._history.tokens)
         prompt = turn.tokens if turn else as_tokens(asked)
+        if not len(prompt):
+            raise InvalidInputError("the prompt is empty: it has no tokens")
         room = self.n_ctx - len(prompt)
         if room <= 0:
             raise ContextFullError(
@@ -230,7 +234,7 @@ class Session:
         """Cut history, engine and drafter to the first `length` tokens."""
         if length < len(self._history):
             self._history.truncate(length)
-            self._engine.truncate(max(0, length - 1))
+            self._engine.truncate(length)
             self._drafter.reset()
         if self._conversation and length < self._conversation.n_spelled:
             self._conversation.forget_tokens()

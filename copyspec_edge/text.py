@@ -32,9 +32,8 @@ class Detokenizer:
 class StopScanner:
     """Looks for stop strings in a growing text and says how much of it is safe to show.
 
-    Of several stop strings the one that begins earliest ends the text. Since a text is scanned
-    token by token and ends at the first token that completes a stop string, a longer stop string
-    that begins at the same place ("ab" and "abc") never gets its turn.
+    The text is scanned token by token, and the first token that completes a stop string ends it:
+    before the stop string that begins earliest, if it completes several.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ _UNPARSED = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKN
 
 
 class Vocab:
-    """The vocabulary of a loaded model. Everything raises SessionClosedError once that is closed."""
+    """The vocabulary of a loaded model. After its close all raise SessionClosedError."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights

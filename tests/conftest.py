@@ -87,11 +87,19 @@ def smollm2(smollm2_path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_f16(smollm2_path: Path, pytestconfig: pytest.Config) -> Iterator[Model]:
-    """SmolLM2 with F16 weights and flash attention off: rows round alike in any batch of 2 up."""
+def smollm2_f16_path(smollm2_path: Path, pytestconfig: pytest.Config) -> Path:
+    """SmolLM2 with F16 weights, made once and kept in pytest's cache folder."""
     assert pytestconfig.cache is not None
     path = pytestconfig.cache.mkdir("gguf") / f"{smollm2_path.stem}.F16.gguf"
     if not path.exists():
         write_f16_copy(smollm2_path, path)
-    with Model.load(path, Settings(n_threads=1, n_ctx=1024, flash_attn="off")) as model:
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_f16(smollm2_f16_path: Path) -> Iterator[Model]:
+    """F16 weights and flash attention off: rows round alike in every batch of 2 or more."""
+    with Model.load(
+        smollm2_f16_path, Settings(n_threads=1, n_ctx=1024, flash_attn="off")
+    ) as model:
         yield model

@@ -39,20 +39,21 @@ class TinyLanguage:
         order: int = 2,
         seed: int = 0,
         unlikely: frozenset[int] = frozenset(),
+        never: frozenset[int] = frozenset(),
     ) -> None:
         self.n_vocab = n_vocab
         self._order = order
         self._seed = seed
-        self._unlikely = sorted(unlikely)
+        self._bias = np.zeros(n_vocab, np.float32)
+        self._bias[sorted(unlikely)] = -3.0
+        self._bias[sorted(never)] = -100.0
         self._rows: dict[tuple[int, ...], Row] = {}
 
     def row(self, tokens: Sequence[int]) -> Row:
         tail = tuple(tokens[-self._order :])
         if tail not in self._rows:
             random = np.random.default_rng([self._seed, *tail])
-            row = random.normal(0.0, 3.0, self.n_vocab).astype(np.float32)
-            row[self._unlikely] -= 3.0
-            self._rows[tail] = row
+            self._rows[tail] = random.normal(0, 3, self.n_vocab).astype(np.float32) + self._bias
         return self._rows[tail]
 
 
@@ -112,13 +113,15 @@ class FakeEngine:
         fault = self.faults.get(len(self.batch_sizes))
         self.batch_sizes.append(len(tokens))
         self._buffer.fill(np.nan)
-        for start in range(0, len(tokens), self._n_batch):
-            chunk = tokens[start : start + self._n_batch]
-            is_last = start + self._n_batch >= len(tokens)
-            if fault == "before" or (fault == "partly" and is_last):
-                self._keep_on_failure()
-                raise EngineError("injected: decode failed")
-            self._read(chunk)
+        if fault == "before":
+            self._fail()
+        while (left := len(tokens)) > self._n_batch:
+            size = min(self._n_batch, left - rows)
+            self._read(tokens[:size])
+            tokens = tokens[size:]
+        if fault == "partly":
+            self._fail()
+        self._read(tokens)
         if fault == "after":
             raise EngineError("injected: no logits")
         self._fill(rows)
@@ -170,6 +173,10 @@ class FakeEngine:
         for index in range(rows):
             end = len(self.tokens) - rows + index + 1
             self._buffer[index] = self._language.row(self.tokens[:end])
+
+    def _fail(self) -> None:
+        self._keep_on_failure()
+        raise EngineError("injected: decode failed")
 
     def _keep_on_failure(self) -> None:
         self._keep(self.n_past if self._can_truncate else 0)

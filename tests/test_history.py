@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ token_lists = st.lists(st.integers(0, 2), max_size=12)
 
 
 @given(st.lists(token_lists, max_size=6), st.randoms(use_true_random=False))
-def test_behaves_like_a_list_that_is_extended_and_cut(parts, random) -> None:  # type: ignore[no-untyped-def]
+def test_behaves_like_a_list_that_is_extended_and_cut(
+    parts: list[list[int]], random: Random
+) -> None:
     history, model = History(80), list[int]()
     for part in parts:
         history.extend(part)

@@ -94,9 +94,7 @@ def test_a_gpu_drafts_longer_than_a_cpu() -> None:
 
 
 def test_trim_keeps_the_beginning_of_a_draft() -> None:
-    draft = Draft(
-        np.array([4, 5, 6], np.int32), np.array([1.0, 1.0, 0.0], np.float32), "copy"
-    )
+    draft = Draft(np.array([4, 5, 6], np.int32), np.array([1.0, 1.0, 0.0], np.float32), "copy")
     trimmed = trim(draft, CostCurve((1, 8), (1.0, 1.5)))
     assert (trimmed.tokens.tolist(), trimmed.accept.tolist()) == ([4, 5], [1.0, 1.0])
     assert trimmed.source == "copy"

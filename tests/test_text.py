@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -27,7 +27,7 @@ def detokenize(pieces: list[bytes]) -> list[str]:
 
 def split(data: bytes, cuts: tuple[int, ...]) -> list[bytes]:
     edges = (0, *cuts, len(data))
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 @pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())

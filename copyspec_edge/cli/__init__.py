@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
 import logging
 import os
 import sys
@@ -31,11 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in (generate, chat, models, doctor):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.WARNING,
-        format="copyspec-edge: %(levelname)s: %(message)s",
-    )
-    if not arguments.verbose:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a "?" for what its encoding does not have
+    logging.basicConfig(format="copyspec-edge: %(levelname)s: %(message)s")
+    if arguments.verbose:
+        logging.getLogger("copyspec_edge").setLevel(logging.DEBUG)
+    else:
         logging.getLogger("copyspec_edge.llama_cpp").propagate = False
     return run(arguments)
 

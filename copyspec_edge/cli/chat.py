@@ -10,6 +10,7 @@ from copyspec_edge.cli.options import (
     add_sampling_options,
     interrupt_calls,
     load_model,
+    open_session,
     sampling_params,
     summary,
 )
@@ -39,7 +40,7 @@ def chat(arguments: argparse.Namespace) -> int:
                 "Use `copyspec-edge generate --raw`"
             )
         print(f"{model.description}, context {model.n_ctx}. {_HELP}", file=sys.stderr)
-        with model.session(system=arguments.system, copy=not arguments.no_copy) as session:
+        with open_session(model, arguments) as session:
             _talk(session, params)
     return 0
 
@@ -65,8 +66,8 @@ def _read_line() -> str | None:
     if sys.stdin.isatty():
         import_line_editing()
     while True:
-        print("> ", end="", flush=True, file=sys.stderr)
         try:
+            print("> ", end="", flush=True, file=sys.stderr)
             return input().strip()
         except EOFError:
             print(file=sys.stderr)

@@ -13,6 +13,7 @@ from copyspec_edge.cli.options import (
     add_sampling_options,
     interrupt_calls,
     load_model,
+    open_session,
     sampling_params,
     summary,
 )
@@ -47,11 +48,12 @@ def generate(arguments: argparse.Namespace) -> int:
         raise InvalidInputError("the prompt is empty")
     with load_model(arguments) as model:
         chats = _chats(model, arguments)
-        with model.session(system=arguments.system, copy=not arguments.no_copy) as session:
+        with open_session(model, arguments) as session:
             answer = _ask(session, prompt, params, chats=chats)
             reply = _follow(session, answer, show=not arguments.json)
     if arguments.json:
-        print(json.dumps(_as_dict(reply), ensure_ascii=False))
+        takes_all = (sys.stdout.encoding or "").lower().startswith("utf")
+        print(json.dumps(_as_dict(reply), ensure_ascii=not takes_all))
     else:
         print()
         print(summary(reply.stats), file=sys.stderr)

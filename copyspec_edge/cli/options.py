@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from copyspec_edge.model import Model
 from copyspec_edge.registry import entries, locate
 from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
 from copyspec_edge.stats import Stats
 
@@ -72,7 +73,15 @@ def load_model(arguments: argparse.Namespace) -> Model:
     entry = entries().get(arguments.model)
     if entry and not entry.is_here:
         print(f"Pulling {entry.name} ({entry.size >> 20} MiB, {entry.licence})", file=sys.stderr)
-    return Model.load(locate(arguments.model, progress=sys.stderr), settings)
+    path = locate(arguments.model, progress=sys.stderr)
+    with interrupt_waits():
+        return Model.load(path, settings)
+
+
+def open_session(model: Model, arguments: argparse.Namespace) -> Session:
+    """The session of the options."""
+    with interrupt_waits():
+        return model.session(system=arguments.system, copy=not arguments.no_copy)
 
 
 def summary(stats: Stats) -> str:
@@ -84,6 +93,16 @@ def summary(stats: Stats) -> str:
         f"prompt {stats.prompt_tokens} ({stats.cached_tokens} cached) "
         f"in {stats.prefill_seconds:.2f} s; {stats.tokens_per_second:.1f} tokens/s"
     )
+
+
+@contextmanager
+def interrupt_waits() -> Iterator[None]:
+    """Hold a Ctrl-C back to the end of the block: a callback of llama.cpp's would swallow it."""
+    interrupted = threading.Event()
+    with interrupt_calls(interrupted.set):
+        yield
+    if interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 @contextmanager
