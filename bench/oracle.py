@@ -14,10 +14,10 @@ import numpy as np
 
 from copyspec_edge.benchmark.simulate import answer_tokens
 from copyspec_edge.benchmark.traces import TokenTrace
+from copyspec_edge.cost import CostCurve, Floats
 from copyspec_edge.drafter import MAX_DRAFT
 from copyspec_edge.history import Tokens
 from copyspec_edge.kernel import kernel
-from copyspec_edge.policy import CostCurve, Floats
 
 
 @kernel

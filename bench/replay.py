@@ -23,8 +23,8 @@ from copyspec_edge.benchmark.baselines import BASELINES, NGRAM_SIMPLES, PROMPT_L
 from copyspec_edge.benchmark.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
 from copyspec_edge.benchmark.sources import Sources
 from copyspec_edge.benchmark.traces import N_CTX, TokenTrace, tokenized
-from copyspec_edge.drafter import CopyDrafter
-from copyspec_edge.policy import CostCurve
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import CostCurve
 
 BEST = "best"
 OURS: Factory = CopyDrafter

@@ -113,7 +113,7 @@ def probability(slots: Slots, weights: Floats) -> float:
     total = np.float32(0.0)
     for slot in slots:
         total += weights[slot]
-    return np.float32(1.0) / (np.float32(1.0) + np.exp(-total))
+    return float(np.float32(1.0) / (np.float32(1.0) + np.exp(-total)))
 
 
 @kernel

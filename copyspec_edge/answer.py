@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from copyspec_edge.errors import CancelledError, SessionBusyError
 from copyspec_edge.reply import Chunk, FinishReason, Reply, Transcript
-from copyspec_edge.stats import Step, fold
+from copyspec_edge.stats import Stats, Step
 
 
 class Answer(Iterator[Chunk]):
@@ -25,15 +25,13 @@ class Answer(Iterator[Chunk]):
         steps: Iterator[Step],
         transcript: Transcript,
         *,
-        prompt_tokens: int,
-        cached_tokens: int,
         max_tokens: int,
+        summarize: Callable[[list[Step]], Stats],
         on_end: Callable[[Answer], None],
     ) -> None:
         self._steps = steps
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens = cached_tokens
         self._max_tokens = max_tokens
+        self._summarize = summarize
         self._on_end: Callable[[Answer], None] | None = on_end
         self._running = False
         self.transcript = transcript
@@ -103,11 +101,7 @@ class Answer(Iterator[Chunk]):
 
     def _end(self, reason: FinishReason | None) -> None:
         if reason:
-            stats = fold(
-                self.transcript.steps,
-                prompt_tokens=self._prompt_tokens,
-                cached_tokens=self._cached_tokens,
-            )
+            stats = self._summarize(self.transcript.steps)
             token_ids = tuple(self.transcript.token_ids)
             self.reply = Reply(self.transcript.text, token_ids, reason, stats)
         on_end, self._on_end = self._on_end, None

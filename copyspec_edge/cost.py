@@ -5,15 +5,17 @@ It knows times, neither tokens nor models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-# The kernels' own steps lie at 4, 8, 16 and 32 rows; between these shapes nothing is gained.
+# The kernels' own steps lie at 4, 8, 16 and 32 rows.
 SHAPES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 _LEARN = 0.1
@@ -22,13 +24,24 @@ _OUTLIER = 3.0
 _PATIENCE = 32
 
 
+class Costs(Protocol):
+    """What decoding needs of a cost curve."""
+
+    @property
+    def table(self) -> Floats:
+        """Entry n is the cost of a batch of n rows; entry 0 is unused."""
+        ...
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A batch of `rows` rows took this long."""
+        ...
+
+
 @dataclass(frozen=True)
 class CostCurve:
-    """Time of one batch at a dozen numbers of rows.
+    """Time of one batch against its number of rows, at the given `rows` and linear in between.
 
-    Attributes:
-        rows: ascending from 1.
-        seconds: for each of them. Only the ratios matter where the unit is not known.
+    The unit does not matter, only the ratios. `rows` ascends from 1.
     """
 
     rows: tuple[int, ...]
@@ -36,12 +49,11 @@ class CostCurve:
 
     @cached_property
     def table(self) -> Floats:
-        """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused.
+        """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused."""
+        return np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds).astype(np.float32)
 
-        Between two shapes it is the cost of the next one up, at which kernels step.
-        """
-        next_up = np.searchsorted(self.rows, np.arange(self.rows[-1] + 1))
-        return np.asarray(self.seconds, np.float32)[next_up]
+    def observe(self, rows: int, seconds: float) -> None:
+        """A fixed curve learns nothing."""
 
 
 # Measured on a two-core x86-64 machine with a model of one billion parameters, Q4_0.
@@ -49,47 +61,56 @@ CPU_CURVE = CostCurve(
     SHAPES, (1.0, 1.41, 1.64, 1.65, 2.08, 2.22, 3.03, 3.14, 4.6, 5.72, 8.27, 11.0)
 )
 # A GPU reads the weights once for all rows; what grows is the launch of other kernels.
-GPU_CURVE = CostCurve(
-    SHAPES, (1.0, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2.1, 2.4)
-)
+GPU_CURVE = CostCurve(SHAPES, (1.0, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2.1, 2.4))
 
 
 class CostModel:
-    """A cost curve that follows the machine: clock, depth of the context, other load.
+    """A cost curve that follows the machine: its clock, the depth of the context, other load.
+
+    A step far slower than expected teaches nothing, unless all of them are.
 
     Args:
         curve: where to start.
-        in_seconds: whether its unit is known; else the first steps tell.
+        in_seconds: whether its unit is known; else the first step tells.
+        on_step: told of each step its duration over the expected one, and its duration.
     """
 
-    def __init__(self, curve: CostCurve, *, in_seconds: bool) -> None:
-        self._rows = np.array(curve.rows)
-        self._seconds = np.array(curve.seconds, np.float32)
-        self._next_up = np.searchsorted(self._rows, np.arange(self._rows[-1] + 1))
+    def __init__(
+        self,
+        curve: CostCurve,
+        *,
+        in_seconds: bool,
+        on_step: Callable[[float, float], None] | None = None,
+    ) -> None:
+        self._rows = curve.rows
+        self._seconds = np.array(curve.seconds)
         self._has_unit = in_seconds
+        self._on_step = on_step
         self._outliers: list[float] = []
-        self.table: Floats = self._seconds[self._next_up]
+        self.table = curve.table
 
     @property
     def curve(self) -> CostCurve:
         """The curve as it is now."""
-        return CostCurve(tuple(map(int, self._rows)), tuple(map(float, self._seconds)))
+        return CostCurve(self._rows, tuple(map(float, self._seconds)))
 
-    def observe(self, rows: int, seconds: float) -> float:
-        """Take in a step of `rows` rows, and return its duration over the expected one."""
-        shape = self._next_up[min(rows, len(self._next_up) - 1)]
+    def observe(self, rows: int, seconds: float) -> None:
+        """Correct the curve by a step of `rows` rows."""
         if not self._has_unit:
-            self._seconds *= np.float32(seconds / self._seconds[shape])
+            self._seconds *= seconds / float(self.table[rows])
+            self.table = self.curve.table
             self._has_unit = True
-        ratio = float(seconds / self._seconds[shape])
-        if ratio > _OUTLIER:
-            self._outliers.append(ratio)
-            if len(self._outliers) >= _PATIENCE:
-                self._seconds *= np.float32(np.median(self._outliers))
+        slowness = seconds / float(self.table[rows])
+        if slowness > _OUTLIER:
+            self._outliers.append(slowness)
+            if len(self._outliers) == _PATIENCE:
+                self._seconds *= np.median(self._outliers)
                 self._outliers.clear()
         else:
             self._outliers.clear()
-            self._seconds *= np.float32(1 + _DRIFT * (ratio - 1))
-            self._seconds[shape] *= np.float32(1 + _LEARN * (ratio - 1))
-        self.table = self._seconds[self._next_up]
-        return ratio
+            nearest = int(np.argmin(np.abs(np.subtract(self._rows, rows))))
+            self._seconds *= 1 + _DRIFT * (slowness - 1)
+            self._seconds[nearest] *= 1 + _LEARN * (slowness - 1)
+        self.table = self.curve.table
+        if self._on_step:
+            self._on_step(slowness, seconds)

@@ -13,9 +13,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from copyspec_edge.drafter import NO_DRAFT, CopyDrafter, Draft, Drafter
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import CPU_CURVE, Costs
+from copyspec_edge.drafter import NO_DRAFT, Draft, Drafter
 from copyspec_edge.history import History, Tokens
-from copyspec_edge.policy import CPU_CURVE, CostCurve, trim
+from copyspec_edge.policy import trim
 from copyspec_edge.sampling import Sampler, verify
 from copyspec_edge.stats import Step
 
@@ -41,7 +43,7 @@ def decode(
     *,
     drafter: Drafter,
     sampler: Sampler,
-    cost: CostCurve,
+    cost: Costs,
     eog: Container[int],
     max_tokens: int,
     min_rows: int = 1,
@@ -73,6 +75,8 @@ def decode(
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
+        if evaluated == 1:
+            cost.observe(len(draft) + 1 + padding, seconds)
         yield Step(new, len(draft), accepted, draft.source, evaluated, seconds)
         if int(new[-1]) in eog:
             return

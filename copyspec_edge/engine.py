@@ -57,6 +57,7 @@ class Engine:
         n_ctx: most tokens it can hold.
         n_past: tokens it holds.
         n_vocab: width of a row.
+        n_threads: threads it computes with.
         max_rows: most rows of logits of one `eval`, and the longest draft + 1.
 
     Raises:
@@ -88,6 +89,7 @@ class Engine:
         self._n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch(self._n_batch)
+        self.n_threads = int(params.n_threads)
 
     def eval(self, tokens: Tokens, *, rows: int) -> Rows:
         """Read `tokens` behind the `n_past` ones, and give the logits of the last `rows`.
@@ -126,6 +128,12 @@ class Engine:
         if length < self.n_past:
             self._require_open()
             self._keep(length)
+
+    def set_threads(self, n_threads: int) -> None:
+        """Use this many threads from the next `eval` on."""
+        self._require_open()
+        llama_cpp.llama_set_n_threads(self._context, n_threads, n_threads)
+        self.n_threads = n_threads
 
     def cancel(self) -> None:
         """Stop the `eval` that is running, from any thread, and those after it."""

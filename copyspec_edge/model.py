@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-import llama_cpp
-
 from copyspec_edge import registry
+from copyspec_edge.accept import AcceptModel
+from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import warm_up
+from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import Engine, default_n_ctx
 from copyspec_edge.errors import ChatTemplateError
 from copyspec_edge.history import Tokens
 from copyspec_edge.native_check import choose_extra_bufts
-from copyspec_edge.policy import CPU_CURVE, GPU_CURVE
 from copyspec_edge.reply import Reply
 from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
 from copyspec_edge.template import ChatTemplate, Message
+from copyspec_edge.tuning import cost_model, tuned_settings
 from copyspec_edge.vocab import Vocab
 from copyspec_edge.weights import Weights
 
@@ -36,6 +37,7 @@ class Model:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._completions: Session | None = None
         self._lock = threading.Lock()
+        self._accept = AcceptModel()
         self._template: ChatTemplate | None = None
         source = weights.chat_template
         if source and self._vocab.exists:
@@ -100,15 +102,18 @@ class Model:
         """
         if system is not None and not self.can_chat:
             raise ChatTemplateError("this model has no chat template, so no system message either")
-        engine = Engine(self._weights, self._settings, n_ctx=self.n_ctx)
-        on_gpu = llama_cpp.llama_supports_gpu_offload() and self._settings.n_gpu_layers != 0
+        settings = tuned_settings(self._weights, self._settings)
+        engine = Engine(self._weights, settings, n_ctx=self.n_ctx)
+        drafter: Drafter = NoDrafter()
+        if copy:
+            drafter = CopyDrafter(engine.n_ctx, self._vocab.eog_tokens, self._accept)
         session = Session(
             engine,
             self._vocab,
             self._template,
-            GPU_CURVE if on_gpu else CPU_CURVE,
+            cost_model(engine, self._weights, settings),
+            drafter,
             system=system,
-            copy=copy,
             min_rows=min_rows,
         )
         self._sessions.add(session)

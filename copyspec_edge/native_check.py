@@ -76,7 +76,7 @@ def remembered_probe(*, extra_bufts: bool) -> Outcome:
     """The outcome for this build and machine: from the cache folder, else from a new probe."""
     from copyspec_edge import machine
 
-    path = machine.cache_folder() / "native" / f"{_build_key(machine.fingerprint())}.json"
+    path = machine.cache_folder() / "native" / f"{build_key()}.json"
     name = "extra_bufts" if extra_bufts else "plain"
     known = _read(path)
     if name in known:
@@ -121,10 +121,13 @@ def _judge(code: int, stdout: bytes, stderr: bytes) -> Outcome:
     return Outcome("unknown", last_line or f"exit code {code}")
 
 
-def _build_key(fingerprint: str) -> str:
+def build_key() -> str:
+    """A short id of the installed llama.cpp on this processor."""
     import llama_cpp
 
-    facts = [llama_cpp.__version__, fingerprint]
+    from copyspec_edge import machine
+
+    facts = [llama_cpp.__version__, machine.fingerprint()]
     folder = Path(llama_cpp.llama_cpp._base_path)
     for library in sorted(folder.glob("*")):
         status = library.stat()
@@ -141,28 +144,35 @@ def _read(path: Path) -> dict[str, Outcome]:
 
 
 def _write(path: Path, outcomes: dict[str, Outcome]) -> None:
+    from copyspec_edge.disk import write_atomically
+
     raw = {name: {"status": o.status, "detail": o.detail} for name, o in outcomes.items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(raw), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        _logger.info("cannot remember the native check: %s", error)
+    write_atomically(path, json.dumps(raw))
 
 
-def write_tiny_model(path: Path) -> None:
+def write_tiny_model(
+    path: Path,
+    *,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_width: int = 64,
+    context: int = 64,
+) -> None:
     """Write a one-layer Q4_0 llama of half a megabyte: the kernels that crash, in 0.3 seconds."""
     import gguf
     import numpy as np
 
     width, hidden, vocabulary = 256, 512, 64
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(64)
+    writer.add_context_length(context)
     writer.add_embedding_length(width)
     writer.add_block_count(1)
     writer.add_feed_forward_length(hidden)
-    writer.add_head_count(4)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_width)
+    writer.add_value_length(head_width)
+    writer.add_rope_dimension_count(head_width)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocabulary)
     writer.add_tokenizer_model("no_vocab")
@@ -175,8 +185,10 @@ def write_tiny_model(path: Path) -> None:
 
     add("token_embd", vocabulary, width)
     add("output", vocabulary, width)
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-        add(f"blk.0.{name}", width, width)
+    add("blk.0.attn_q", heads * head_width, width)
+    add("blk.0.attn_k", kv_heads * head_width, width)
+    add("blk.0.attn_v", kv_heads * head_width, width)
+    add("blk.0.attn_output", width, heads * head_width)
     add("blk.0.ffn_gate", hidden, width)
     add("blk.0.ffn_up", hidden, width)
     add("blk.0.ffn_down", width, hidden)

@@ -5,41 +5,11 @@ It knows neither tokens nor models. A draft of n tokens costs one batch of n + 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
-import numpy.typing as npt
 
+from copyspec_edge.cost import Costs, Floats
 from copyspec_edge.drafter import Draft
 from copyspec_edge.kernel import kernel
-
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class CostCurve:
-    """Time of one batch against its number of rows, at the measured `rows` and linear in between.
-
-    The unit does not matter, only the ratios. `rows` ascends from 1.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    @cached_property
-    def table(self) -> Floats:
-        """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused."""
-        return np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds).astype(np.float32)
-
-
-# Measured on a two-core x86-64 machine with a model of one billion parameters, Q4_0.
-CPU_CURVE = CostCurve(
-    (1, 2, 3, 4, 6, 8, 11, 16, 32, 48, 64),
-    (1.0, 1.41, 1.64, 1.65, 2.08, 2.22, 3.03, 3.14, 5.72, 8.27, 11.0),
-)
-# A GPU reads the weights once for all rows; what grows is the launch of other kernels.
-GPU_CURVE = CostCurve((1, 2, 8, 16, 32, 64), (1.0, 1.1, 1.3, 1.5, 1.8, 2.4))
 
 
 @kernel
@@ -77,8 +47,6 @@ def best_length(accept: Floats, cost: Floats) -> int:
     return best
 
 
-def trim(draft: Draft, cost: CostCurve) -> Draft:
+def trim(draft: Draft, cost: Costs) -> Draft:
     """The part of `draft` that is worth verifying, possibly none of it."""
-    if not len(draft):
-        return draft
-    return draft.head(best_length(draft.accept, cost.table))
+    return draft.head(best_length(draft.accept, cost.table)) if len(draft) else draft

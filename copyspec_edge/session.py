@@ -9,8 +9,9 @@ from types import TracebackType
 
 from copyspec_edge.answer import Answer
 from copyspec_edge.conversation import Conversation, Turn
+from copyspec_edge.cost import Costs
 from copyspec_edge.decoder import decode
-from copyspec_edge.drafter import CopyDrafter, Drafter, NoDrafter
+from copyspec_edge.drafter import Drafter
 from copyspec_edge.engine import Engine
 from copyspec_edge.errors import (
     ChatTemplateError,
@@ -19,9 +20,9 @@ from copyspec_edge.errors import (
     SessionBusyError,
 )
 from copyspec_edge.history import History, Tokens, as_tokens, checked_tokens, common_prefix
-from copyspec_edge.policy import CostCurve
 from copyspec_edge.reply import Reply, Transcript
 from copyspec_edge.sampling import SamplingParams, make_sampler
+from copyspec_edge.stats import fold
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
 
@@ -38,10 +39,10 @@ class Session:
         engine: Engine,
         vocab: Vocab,
         template: ChatTemplate | None,
-        cost: CostCurve,
+        cost: Costs,
+        drafter: Drafter,
         *,
         system: str | None = None,
-        copy: bool = True,
         min_rows: int = 1,
     ) -> None:
         self._engine = engine
@@ -49,9 +50,7 @@ class Session:
         self._cost = cost
         self._min_rows = min_rows
         self._history = History(engine.n_ctx)
-        self._drafter: Drafter = (
-            CopyDrafter(engine.n_ctx, vocab.eog_tokens) if copy else NoDrafter()
-        )
+        self._drafter = drafter
         self._conversation = Conversation(template, system) if template else None
         self._busy = threading.Lock()
         self._answer: weakref.ref[Answer] | None = None
@@ -203,9 +202,13 @@ class Session:
         return Answer(
             steps,
             Transcript(self._vocab, params.stop),
-            prompt_tokens=len(prompt),
-            cached_tokens=cached,
             max_tokens=max_tokens,
+            summarize=lambda steps: fold(
+                steps,
+                prompt_tokens=len(prompt),
+                cached_tokens=cached,
+                threads=self._engine.n_threads,
+            ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )
 

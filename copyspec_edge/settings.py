@@ -9,7 +9,7 @@ from copyspec_edge.errors import InvalidInputError
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FlashAttention = Literal["auto", "on", "off"]
-_FLOAT_KV = ("f32", "f16", "bf16")
+FLOAT_KV = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class Settings:
         use_mlock: keep the weights from being swapped out.
         use_extra_bufts: repacked weights and AMX kernels; None: used where they do not crash,
             which is found out once per machine and build.
+        calibrate: measure once per model and machine, in about two seconds, what verifying costs
+            and whether flash attention is faster; without it built-in costs are the start.
 
     Raises:
         InvalidInputError: a value out of range, or a combination llama.cpp cannot run.
@@ -48,6 +50,7 @@ class Settings:
     use_mmap: bool = True
     use_mlock: bool = False
     use_extra_bufts: bool | None = None
+    calibrate: bool = True
 
     def __post_init__(self) -> None:
         _check_range("n_ctx", self.n_ctx, 2, 1 << 24)
@@ -65,7 +68,7 @@ class Settings:
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in get_args(KvType):
                 raise InvalidInputError(f"{name} must be one of {get_args(KvType)}")
-        if self.type_v not in _FLOAT_KV and self.flash_attn == "off":
+        if self.type_v not in FLOAT_KV and self.flash_attn == "off":
             raise InvalidInputError(
                 f"a {self.type_v} V cache needs flash attention: choose flash_attn='on' "
                 "or type_v='f16'"

@@ -57,6 +57,8 @@ class Stats:
         accepted_tokens: proposed tokens that were emitted.
         prefill_seconds: until the first tokens were there.
         decode_seconds: from then on.
+        tokens_per_second: tokens after the first step over the time after it.
+        threads: threads in use at the end; fewer than at the start on a busy machine.
     """
 
     prompt_tokens: int
@@ -68,13 +70,16 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0
+    threads: int = 1
 
     def as_dict(self) -> dict[str, int | float]:
         """The attributes by name."""
         return asdict(self)
 
 
-def fold(steps: Iterable[Step], *, prompt_tokens: int, cached_tokens: int) -> Stats:
+def fold(
+    steps: Iterable[Step], *, prompt_tokens: int, cached_tokens: int, threads: int = 1
+) -> Stats:
     """Sum up the steps of one answer.
 
     tokens_per_second counts the tokens after the first step over the time after it, and is 0
@@ -94,4 +99,5 @@ def fold(steps: Iterable[Step], *, prompt_tokens: int, cached_tokens: int) -> St
         prefill_seconds=sum(step.seconds for step in first),
         decode_seconds=decode_seconds,
         tokens_per_second=decoded / decode_seconds if decode_seconds else 0.0,
+        threads=threads,
     )

@@ -109,15 +109,19 @@ class Weights:
             or llama_cpp.llama_model_is_hybrid(self.pointer)
         )
 
+    @property
+    def attention_shape(self) -> tuple[int, int, int]:
+        """(query heads, KV heads, width of a head)."""
+        heads = int(llama_cpp.llama_model_n_head(self.pointer)) or 1
+        kv_heads = int(llama_cpp.llama_model_n_head_kv(self.pointer)) or heads
+        width = self.meta(f"{self.architecture}.attention.key_length")
+        n_embd = int(llama_cpp.llama_model_n_embd(self.pointer))
+        return heads, kv_heads, int(width) if width else n_embd // heads
+
     def kv_bytes_per_token(self) -> int:
         """Bytes of a 16-bit KV cache per token of context, at most."""
-        heads = llama_cpp.llama_model_n_head(self.pointer) or 1
-        kv_width = (
-            llama_cpp.llama_model_n_embd(self.pointer)
-            * llama_cpp.llama_model_n_head_kv(self.pointer)
-            // heads
-        )
-        return int(4 * kv_width * llama_cpp.llama_model_n_layer(self.pointer))
+        _, kv_heads, width = self.attention_shape
+        return 4 * kv_heads * width * int(llama_cpp.llama_model_n_layer(self.pointer))
 
 
 def _params(settings: Settings, use_extra_bufts: bool) -> llama_cpp.llama_model_params:

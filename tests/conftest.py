@@ -99,7 +99,5 @@ def smollm2_f16_path(smollm2_path: Path, pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_f16(smollm2_f16_path: Path) -> Iterator[Model]:
     """F16 weights and flash attention off: rows round alike in every batch of 2 or more."""
-    with Model.load(
-        smollm2_f16_path, Settings(n_threads=1, n_ctx=1024, flash_attn="off")
-    ) as model:
+    with Model.load(smollm2_f16_path, Settings(n_threads=1, n_ctx=1024, flash_attn="off")) as model:
         yield model

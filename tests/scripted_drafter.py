@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from copyspec_edge.cost import CostCurve
 from copyspec_edge.drafter import NO_DRAFT, Draft
 from copyspec_edge.history import Tokens
-from copyspec_edge.policy import CostCurve
 
 Kind = Literal["right", "wrong", "partly", "eog", "random"]
 KINDS: tuple[Kind, ...] = ("right", "wrong", "partly", "eog", "random")

@@ -45,10 +45,11 @@ from copyspec_edge.benchmark.traces import (
     from_jsonl,
     tokenized,
 )
-from copyspec_edge.drafter import MAX_DRAFT, CopyDrafter, Draft, Drafter, NoDrafter
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import CostCurve
+from copyspec_edge.drafter import MAX_DRAFT, Draft, Drafter, NoDrafter
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.history import Tokens, as_tokens
-from copyspec_edge.policy import CostCurve
 from copyspec_edge.template import Message
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

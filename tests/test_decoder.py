@@ -11,11 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
 
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import CPU_CURVE, CostCurve
 from copyspec_edge.decoder import decode, warm_up
-from copyspec_edge.drafter import CopyDrafter, Drafter, NoDrafter
+from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
 from copyspec_edge.history import History, as_tokens
-from copyspec_edge.policy import CPU_CURVE, CostCurve
 from copyspec_edge.sampling import Sampler, SamplingParams, make_sampler
 from copyspec_edge.stats import Step
 

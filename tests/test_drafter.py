@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copyspec_edge.drafter import MAX_DRAFT, CopyDrafter, Draft, NoDrafter
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.drafter import MAX_DRAFT, Draft, NoDrafter
 from copyspec_edge.history import as_tokens
 
 EOG = 0

@@ -346,7 +346,9 @@ def test_interpreter_exit_frees_everything_in_silence(
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
-def test_log_reaches_logging_where_a_handler_listens(run_python: RunPython, tiny_path: Path) -> None:
+def test_log_reaches_logging_where_a_handler_listens(
+    run_python: RunPython, tiny_path: Path
+) -> None:
     listen = "import logging\nlogging.basicConfig(level=logging.DEBUG)\n"
     done = run_python("-c", listen + LEFT_OPEN, str(tiny_path))
     assert done.returncode == 0

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from copyspec_edge.cost import CPU_CURVE, GPU_CURVE, CostCurve
 from copyspec_edge.drafter import NO_DRAFT, Draft
-from copyspec_edge.policy import CPU_CURVE, GPU_CURVE, CostCurve, best_length, trim
+from copyspec_edge.policy import best_length, trim
 
 probabilities = st.lists(st.floats(0.0, 1.0, width=32), max_size=9)
 

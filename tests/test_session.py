@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 from scripted_drafter import FLAT
 
 from copyspec_edge.answer import Answer
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.drafter import NoDrafter
 from copyspec_edge.engine import Engine
 from copyspec_edge.errors import (
     ChatTemplateError,
@@ -65,8 +67,8 @@ class Chat:
             fake_vocab(),
             fake_template(template) if template else None,
             FLAT,
+            CopyDrafter(self.engine.n_ctx, fake_vocab().eog_tokens) if copy else NoDrafter(),
             system=system,
-            copy=copy,
             min_rows=min_rows,
         )
 

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge.benchmark.traces import N_CTX, TokenTrace
+from copyspec_edge.cost import CostCurve
 from copyspec_edge.drafter import MAX_DRAFT, Drafter
 from copyspec_edge.history import Tokens, common_prefix
-from copyspec_edge.policy import CostCurve, trim
+from copyspec_edge.policy import trim
 
 MAX_TOKENS = 1024
 MAX_ROWS = MAX_DRAFT + 1

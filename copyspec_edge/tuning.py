@@ -1,0 +1,63 @@
+"""What is left to measurement: which measurements a model needs, and where they are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import llama_cpp
+
+from copyspec_edge import machine
+from copyspec_edge.calibrate import calibrated
+from copyspec_edge.cost import CPU_CURVE, GPU_CURVE, CostModel
+from copyspec_edge.engine import Engine
+from copyspec_edge.flash_attention import flash_is_faster
+from copyspec_edge.governor import ThreadGovernor
+from copyspec_edge.native_check import build_key
+from copyspec_edge.settings import FLOAT_KV, Settings
+from copyspec_edge.weights import Weights
+
+_ANY_TOKEN = 0
+
+
+def tuned_settings(weights: Weights, settings: Settings) -> Settings:
+    """The settings with flash attention chosen by measurement, where the user left it open."""
+    needs_flash = settings.type_v not in FLOAT_KV
+    if settings.flash_attn != "auto" or needs_flash or _on_gpu(settings) or not settings.calibrate:
+        return settings
+    shape = weights.attention_shape
+    threads = settings.n_threads or machine.physical_cores()
+    path = _measurement_file("flash", shape, threads, settings.type_k, settings.type_v)
+    return replace(settings, flash_attn="on" if flash_is_faster(shape, settings, path) else "off")
+
+
+def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostModel:
+    """What verifying costs on a new engine, measured or built in, corrected by its steps.
+
+    Where the user left the number of threads open, its steps also govern that.
+    """
+    curve = None
+    if settings.calibrate:
+        file = weights.path.stat()
+        facts = (weights.path, file.st_size, file.st_mtime_ns, replace(settings, n_ctx=None))
+        path = _measurement_file("cost", engine.n_threads, *facts)
+        curve = calibrated(engine, path, _ANY_TOKEN)
+    governor = None
+    if settings.n_threads is None and not _on_gpu(settings):
+        governor = ThreadGovernor(engine.set_threads, engine.n_threads)
+    return CostModel(
+        curve or (GPU_CURVE if _on_gpu(settings) else CPU_CURVE),
+        in_seconds=curve is not None,
+        on_step=governor.observe if governor else None,
+    )
+
+
+def _on_gpu(settings: Settings) -> bool:
+    return llama_cpp.llama_supports_gpu_offload() and settings.n_gpu_layers != 0
+
+
+def _measurement_file(kind: str, *facts: object) -> Path:
+    """Where a measurement is kept that depends on these facts, the build and the machine."""
+    key = hashlib.sha256(repr((build_key(), *facts)).encode()).hexdigest()[:16]
+    return machine.cache_folder() / "measured" / f"{kind}-{key}.json"
