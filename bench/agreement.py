@@ -57,7 +57,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 def answer(session: Session, prompt: str, n_tokens: int) -> Run:
     """Answer greedily and keep the logits of every committed position."""
-    engine = session._engine
+    engine = session.engine
     rows: Rows = {}
     plain_eval = engine.eval
 

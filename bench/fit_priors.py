@@ -94,7 +94,7 @@ def main() -> None:
         parser.error("pass --data or set COPYSPEC_BENCH_DATA")
     traces = Sources(data=Path(arguments.data), per_task=arguments.per_task).load()
     with Model.load(arguments.model, Settings(n_ctx=512)) as model:
-        tokens, eog_tokens = tokenized(traces, model), model._vocab.eog_tokens
+        tokens, eog_tokens = tokenized(traces, model), model.eog_tokens
     if arguments.cross:
         cross(tokens, eog_tokens)
         return

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.oracle import oracle_speedups
 from copyspec_edge import CopySpecError, Model, Settings
 from copyspec_edge.benchmark.baselines import BASELINES, NGRAM_SIMPLES, PROMPT_LOOKUPS, Factory
+from copyspec_edge.benchmark.oracle import oracle_speedups
 from copyspec_edge.benchmark.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
 from copyspec_edge.benchmark.sources import Sources
 from copyspec_edge.benchmark.traces import N_CTX, TokenTrace, tokenized
@@ -180,7 +180,7 @@ def main() -> None:
             per_task=arguments.per_task,
         ).load()
         with Model.load(arguments.model, Settings(n_ctx=512)) as model:
-            tokens, eog_tokens = tokenized(traces, model), model._vocab.eog_tokens
+            tokens, eog_tokens = tokenized(traces, model), model.eog_tokens
     except CopySpecError as error:
         parser.error(str(error))
     if not tokens:

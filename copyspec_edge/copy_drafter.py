@@ -177,11 +177,12 @@ class CopyDrafter:
     def _look_back(self, history: Tokens) -> None:
         """Learn from the last proposal, and notice where an answer begins."""
         became = history[self._proposed_at :]
-        if len(became) > self._n_proposed + 1:
-            self._answer_at, self._offset = len(history) - 1, 0
         agreed = _count_agreeing(self._tokens[: self._n_proposed], became)
         known = min(agreed + 1, self._n_proposed, len(became))
         model = self._model
         learn(self._accept[:known], self._slots, agreed, model.weights, model.squares)
-        if agreed:
+        if len(became) > agreed + 1:
+            # More than one step can give: a prompt was read.
+            self._answer_at, self._offset = len(history) - 1, 0
+        elif agreed:
             self._offset = self._proposed_at - self._source

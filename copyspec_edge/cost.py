@@ -18,10 +18,12 @@ Floats = npt.NDArray[np.float32]
 # The kernels' own steps lie at 4, 8, 16 and 32 rows.
 SHAPES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
-_LEARN = 0.1
-_DRIFT = 0.02
+# Shares of a step's surprise that go to all shapes and to its own.
+_DRIFT = 0.1
+_LEARN = 0.05
 _OUTLIER = 3.0
 _PATIENCE = 32
+_SHAPE_PATIENCE = 8
 
 
 class Costs(Protocol):
@@ -30,6 +32,11 @@ class Costs(Protocol):
     @property
     def table(self) -> Floats:
         """Entry n is the cost of a batch of n rows; entry 0 is unused."""
+        ...
+
+    @property
+    def curve(self) -> CostCurve:
+        """The curve as it is now."""
         ...
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -52,6 +59,11 @@ class CostCurve:
         """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused."""
         return np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds).astype(np.float32)
 
+    @property
+    def curve(self) -> CostCurve:
+        """Itself."""
+        return self
+
     def observe(self, rows: int, seconds: float) -> None:
         """A fixed curve learns nothing."""
 
@@ -67,12 +79,13 @@ GPU_CURVE = CostCurve(SHAPES, (1.0, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4, 1.5, 1.65, 1
 class CostModel:
     """A cost curve that follows the machine: its clock, the depth of the context, other load.
 
-    A step far slower than expected teaches nothing, unless all of them are.
+    All shapes follow every step, so that a faster or slower machine changes no ratio for long. A
+    step far slower than expected teaches nothing, unless all of them are, or all of its shape.
 
     Args:
         curve: where to start.
-        in_seconds: whether its unit is known; else the first step tells.
-        on_step: told of each step its duration over the expected one, and its duration.
+        in_seconds: whether its unit is known; else the first step tells, and teaches no more.
+        on_step: told of each other step its duration over the expected one, and its duration.
     """
 
     def __init__(
@@ -83,10 +96,11 @@ class CostModel:
         on_step: Callable[[float, float], None] | None = None,
     ) -> None:
         self._rows = curve.rows
-        self._seconds = np.array(curve.seconds)
+        self._seconds = np.array(curve.seconds, np.float64)
         self._has_unit = in_seconds
         self._on_step = on_step
         self._outliers: list[float] = []
+        self._outliers_of_shape: list[list[float]] = [[] for _ in curve.rows]
         self.table = curve.table
 
     @property
@@ -95,22 +109,43 @@ class CostModel:
         return CostCurve(self._rows, tuple(map(float, self._seconds)))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Correct the curve by a step of `rows` rows."""
-        if not self._has_unit:
-            self._seconds *= seconds / float(self.table[rows])
-            self.table = self.curve.table
-            self._has_unit = True
+        """Correct the curve by a step of `rows` rows; rows beyond its end teach nothing."""
+        if rows >= len(self.table) or seconds <= 0:
+            return
         slowness = seconds / float(self.table[rows])
-        if slowness > _OUTLIER:
-            self._outliers.append(slowness)
-            if len(self._outliers) == _PATIENCE:
-                self._seconds *= np.median(self._outliers)
-                self._outliers.clear()
+        if not self._has_unit:
+            self._seconds *= slowness
+            self._has_unit = True
         else:
-            self._outliers.clear()
-            nearest = int(np.argmin(np.abs(np.subtract(self._rows, rows))))
-            self._seconds *= 1 + _DRIFT * (slowness - 1)
-            self._seconds[nearest] *= 1 + _LEARN * (slowness - 1)
+            self._learn(int(np.argmin(np.abs(np.subtract(self._rows, rows)))), slowness)
+            if self._on_step:
+                self._on_step(slowness, seconds)
         self.table = self.curve.table
-        if self._on_step:
-            self._on_step(slowness, seconds)
+
+    def _learn(self, shape: int, slowness: float) -> None:
+        if slowness > _OUTLIER:
+            self._learn_outlier(shape, slowness)
+            return
+        self._outliers.clear()
+        self._outliers_of_shape[shape].clear()
+        if slowness < 1 / _OUTLIER and self._rows[shape] <= 2:
+            # No accident makes a step fast: the unit was wrong.
+            self._seconds *= slowness
+            return
+        surprise = max(slowness, 1 / _OUTLIER)
+        self._seconds *= surprise**_DRIFT
+        self._seconds[shape] *= surprise**_LEARN
+
+    def _learn_outlier(self, shape: int, slowness: float) -> None:
+        of_shape = self._outliers_of_shape[shape]
+        self._outliers.append(slowness)
+        of_shape.append(slowness)
+        if len(self._outliers) == _PATIENCE:
+            self._seconds *= np.median(self._outliers)
+            self._outliers.clear()
+            for outliers in self._outliers_of_shape:
+                outliers.clear()
+        elif len(of_shape) >= max(_SHAPE_PATIENCE, 2 * len(self._outliers)):
+            # Steps of other shapes came in between, and were as expected.
+            self._seconds[shape] *= np.median(of_shape)
+            of_shape.clear()

@@ -69,7 +69,7 @@ class Engine:
         self._n_batch = settings.n_batch
         self.n_ctx = n_ctx
         self.n_past = 0
-        rows = min(MAX_ROWS, settings.n_ubatch)
+        rows = min(MAX_ROWS, settings.n_batch, settings.n_ubatch)
         self.max_rows = rows if weights.keeps_attention_only else 1
         self._cancel = np.zeros(1, np.uint8)
         native_log.clear_problems()
@@ -235,7 +235,7 @@ def _context_params(
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx
     params.n_batch = settings.n_batch
-    params.n_ubatch = settings.n_ubatch
+    params.n_ubatch = min(settings.n_batch, settings.n_ubatch)
     params.n_seq_max = 1
     params.n_outputs_max = max_rows
     threads = settings.n_threads or machine.physical_cores()

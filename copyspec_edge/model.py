@@ -81,6 +81,11 @@ class Model:
         return default_n_ctx(self._weights, self._settings)
 
     @property
+    def eog_tokens(self) -> frozenset[int]:
+        """Ids of the tokens that end a generation."""
+        return self._vocab.eog_tokens
+
+    @property
     def can_chat(self) -> bool:
         """Whether the file has a chat template."""
         return self._template is not None

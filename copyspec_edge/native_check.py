@@ -138,7 +138,11 @@ def build_key() -> str:
 def _read(path: Path) -> dict[str, Outcome]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Outcome(entry["status"], entry["detail"]) for name, entry in raw.items()}
+        return {
+            name: Outcome(entry["status"], entry["detail"])
+            for name, entry in raw.items()
+            if entry["status"] in ("works", "crashes")
+        }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -103,7 +105,8 @@ def pull(name: str, *, progress: TextIO | None = None) -> Path:
     pull the same model at once.
 
     Args:
-        progress: where the download tool may write what it does; None is silent.
+        progress: an open file with a descriptor, where the download tool may write what it does;
+            None is silent.
 
     Returns:
         The path of the file.
@@ -141,8 +144,9 @@ def _registry_file() -> Path:
 def _remove_stale(folder: Path) -> None:
     """Work folders that a killed process left behind."""
     for left in folder.glob(f"{_WORK_PREFIX}*"):
-        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):  # another process may have just removed it
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left)
 
 
 def _require_space(folder: Path, entry: Entry) -> None:
@@ -205,7 +209,7 @@ def _extract(wheel: Path, member: str, out: BinaryIO) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as part:
             shutil.copyfileobj(part, out, _BLOCK)
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise RegistryError(f"{wheel.name} does not hold {member}: {error}") from error
 
 

@@ -32,6 +32,9 @@ class Session:
 
     What the model has read stays in the KV cache, so a new turn reads its new tokens only. After
     an error or a cancel the session is at its last committed token and can be used on.
+
+    Attributes:
+        engine, drafter, cost: its parts, for measurements; not for use while an answer runs.
     """
 
     def __init__(
@@ -45,12 +48,12 @@ class Session:
         system: str | None = None,
         min_rows: int = 1,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._vocab = vocab
-        self._cost = cost
+        self.cost = cost
         self._min_rows = min_rows
         self._history = History(engine.n_ctx)
-        self._drafter = drafter
+        self.drafter = drafter
         self._conversation = Conversation(template, system) if template else None
         self._busy = threading.Lock()
         self._answer: weakref.ref[Answer] | None = None
@@ -110,7 +113,7 @@ class Session:
         if isinstance(prompt, str):
             tokens = self._vocab.tokenize(prompt, add_special=True)
         else:
-            tokens = checked_tokens(prompt, self._engine.n_vocab)
+            tokens = checked_tokens(prompt, self.engine.n_vocab)
         return self._begin(tokens, params or SamplingParams())
 
     def complete(
@@ -121,7 +124,7 @@ class Session:
 
     def cancel(self) -> None:
         """Stop the running answer, from any thread: it ends with finish reason "cancelled"."""
-        self._engine.cancel()
+        self.engine.cancel()
 
     def reset(self) -> None:
         """Start over: forget all turns but the system message.
@@ -141,7 +144,7 @@ class Session:
             SessionBusyError: an answer is being read in another thread.
         """
         self._end_answer()
-        self._engine.close()
+        self.engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -187,14 +190,14 @@ class Session:
                 f"of {self.n_ctx}: shorten it, reset the session, or choose a larger context"
             )
         cached = self._take_prompt(prompt)
-        self._engine.clear_cancel()
+        self.engine.clear_cancel()
         max_tokens = min(params.max_tokens or room, room)
         steps = decode(
-            self._engine,
+            self.engine,
             self._history,
-            drafter=self._drafter,
-            sampler=make_sampler(params, self._engine.n_vocab),
-            cost=self._cost,
+            drafter=self.drafter,
+            sampler=make_sampler(params, self.engine.n_vocab),
+            cost=self.cost,
             eog=self._vocab.eog_tokens,
             max_tokens=max_tokens,
             min_rows=self._min_rows,
@@ -207,7 +210,7 @@ class Session:
                 steps,
                 prompt_tokens=len(prompt),
                 cached_tokens=cached,
-                threads=self._engine.n_threads,
+                threads=self.engine.n_threads,
             ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )
@@ -216,8 +219,8 @@ class Session:
         """Make `prompt` the history, and return how much of it need not be read."""
         self._rewind(common_prefix(self._history.tokens, prompt))
         self._history.extend(prompt[len(self._history) :])
-        self._engine.truncate(len(prompt) - 1)
-        return self._engine.n_past
+        self.engine.truncate(len(prompt) - 1)
+        return self.engine.n_past
 
     def _settle(self, answer: Answer, turn: Turn | None, n_prompt: int) -> None:
         """Keep of an ended answer what its text shows, and take the turn into the chat."""
@@ -237,7 +240,7 @@ class Session:
         """Cut history, engine and drafter to the first `length` tokens."""
         if length < len(self._history):
             self._history.truncate(length)
-            self._engine.truncate(length)
-            self._drafter.reset()
+            self.engine.truncate(length)
+            self.drafter.reset()
         if self._conversation and length < self._conversation.n_spelled:
             self._conversation.forget_tokens()

@@ -19,7 +19,7 @@ class Settings:
     Attributes:
         n_ctx: tokens of context; None: the model's own, at most 8192, less if memory is short.
         n_batch: most tokens llama.cpp is given at once.
-        n_ubatch: most tokens it computes at once, at most `n_batch`.
+        n_ubatch: most tokens it computes at once; no more than `n_batch` are.
         n_threads: None: the physical cores of this machine.
         n_gpu_layers: layers kept on the GPU; -1: all of them. Without a GPU build: no effect.
         main_gpu: index of the GPU that is used where one is used.
@@ -55,7 +55,7 @@ class Settings:
     def __post_init__(self) -> None:
         _check_range("n_ctx", self.n_ctx, 2, 1 << 24)
         _check_range("n_batch", self.n_batch, 2, 1 << 16)
-        _check_range("n_ubatch", self.n_ubatch, 2, self.n_batch)
+        _check_range("n_ubatch", self.n_ubatch, 2, 1 << 16)
         _check_range("n_threads", self.n_threads, 1, 512)
         _check_range("n_gpu_layers", self.n_gpu_layers, -1, 1 << 16)
         _check_range("main_gpu", self.main_gpu, 0, 63)

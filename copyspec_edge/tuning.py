@@ -9,7 +9,7 @@ from pathlib import Path
 import llama_cpp
 
 from copyspec_edge import machine
-from copyspec_edge.calibrate import calibrated
+from copyspec_edge.calibrate import LEAST_CONTEXT, calibrated
 from copyspec_edge.cost import CPU_CURVE, GPU_CURVE, CostModel
 from copyspec_edge.engine import Engine
 from copyspec_edge.flash_attention import flash_is_faster
@@ -38,7 +38,7 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
     Where the user left the number of threads open, its steps also govern that.
     """
     curve = None
-    if settings.calibrate:
+    if settings.calibrate and engine.n_ctx >= LEAST_CONTEXT:
         file = weights.path.stat()
         facts = (weights.path, file.st_size, file.st_mtime_ns, replace(settings, n_ctx=None))
         path = _measurement_file("cost", engine.n_threads, *facts)

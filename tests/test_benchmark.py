@@ -53,8 +53,8 @@ from copyspec_edge.history import Tokens, as_tokens
 from copyspec_edge.template import Message
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from bench.oracle import least_time, longest_copies, oracle_speedups
 from bench.replay import Bench, report
+from copyspec_edge.benchmark.oracle import least_time, longest_copies, oracle_speedups
 
 DATA = os.environ.get("COPYSPEC_BENCH_DATA")
 NO_DATA = "COPYSPEC_BENCH_DATA is unset: the recorded data is not part of the project"

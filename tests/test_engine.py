@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import json
 import logging
@@ -250,12 +251,12 @@ def test_logits_are_kept_for_the_rows_of_one_draft_only(
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="copyspec_edge.llama_cpp"):
         engine = Engine(real_weights, SETTINGS, n_ctx=512)
-        engine.eval(tokens(96, vocabulary=engine.n_vocab), rows=1)
+        engine.eval(tokens(96, vocabulary=engine.n_vocab), rows=MAX_ROWS)
     engine.close()
-    sizes = [float(mib) for mib in re.findall(r"output buffer size = +([\d.]+) MiB", caplog.text)]
+    found = re.findall(r"(output|compute) buffer size = +([\d.]+) MiB", caplog.text)
     row_mib = 4 * 49152 / 2**20
-    assert sizes
-    assert max(sizes) < (MAX_ROWS + 1) * row_mib
+    assert {kind for kind, _ in found} == {"output", "compute"}
+    assert max(float(mib) for _, mib in found) < 2 * MAX_ROWS * row_mib
 
 
 @pytest.mark.real
@@ -314,6 +315,30 @@ def test_weights_can_be_loaded_twice_and_freed_twice(tiny_path: Path, extra_buft
     assert np.isfinite(engine.eval(tokens(4), rows=4)).all()
     engine.close()
     second.close()
+
+
+def test_in_a_reference_cycle_the_context_is_freed_before_its_weights(
+    tiny_path: Path, extra_bufts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[str] = []
+
+    def watch(name: str) -> None:
+        free = getattr(llama_cpp, name)
+
+        def recorded(pointer: object) -> None:
+            freed.append(name)
+            free(pointer)
+
+        monkeypatch.setattr(llama_cpp, name, recorded)
+
+    watch("llama_free")
+    watch("llama_model_free")
+    weights = Weights(tiny_path, SETTINGS, use_extra_bufts=extra_bufts)
+    holder: list[object] = [weights, Engine(weights, SETTINGS, n_ctx=N_CTX)]
+    holder.append(holder)
+    del weights, holder
+    gc.collect()
+    assert freed == ["llama_free", "llama_model_free"]
 
 
 LEFT_OPEN = """

@@ -116,9 +116,11 @@ def test_as_shipped_copying_changes_tokens_at_near_ties_only(
     ids, rows = [], []
     for copy in (True, False):
         session = smollm2.session(copy=copy)
-        rows.append(record_rows(session._engine, monkeypatch))
-        session.send(message, params=greedy(60))
+        rows.append(record_rows(session.engine, monkeypatch))
+        n_prompt = session.send(message, params=greedy(60)).stats.prompt_tokens
         ids.append(session.token_ids)
+        for i in range(n_prompt, len(ids[-1])):
+            assert ids[-1][i] == rows[-1][i - 1].argmax()
         session.close()
     different = [i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b]
     if not different:
@@ -194,7 +196,7 @@ def test_a_session_of_20_turns_evaluates_each_token_once(
     smollm2: Model, monkeypatch: pytest.MonkeyPatch, copy: bool
 ) -> None:
     with smollm2.session(copy=copy) as session:
-        read = count_reading(session._engine, monkeypatch)
+        read = count_reading(session.engine, monkeypatch)
         copied = read_of_prompts = 0
         for turn in range(20):
             before = len(session.token_ids)
@@ -202,15 +204,15 @@ def test_a_session_of_20_turns_evaluates_each_token_once(
             assert stats.cached_tokens == max(0, before - 1)
             read_of_prompts += stats.prompt_tokens - stats.cached_tokens
             copied += stats.generated_tokens - stats.verify_steps
-            assert sum(read) + copied == session._engine.n_past == len(session.token_ids) - 1
+            assert sum(read) + copied == session.engine.n_past == len(session.token_ids) - 1
         assert read_of_prompts < len(session.token_ids)
         assert len(session.messages) == 40
 
 
 @pytest.mark.real
 def test_a_prompt_of_6000_tokens_is_read_once_and_answered(smollm2_f16_path: Path) -> None:
-    settings = Settings(n_threads=1, n_ctx=8192, flash_attn="off")
-    lines = "".join(f"{n}: the {n % 97}th fox jumps over dog {n % 89}.\n" for n in range(400))
+    settings = Settings(n_threads=1, calibrate=False, n_ctx=8192, flash_attn="off")
+    lines = "".join(f"{n}: the {n % 97}th fox jumps over dog {n % 89}.\n" for n in range(350))
     with Model.load(smollm2_f16_path, settings) as model, model.session() as session:
         first = session.send(f"{lines}\nRepeat the first line.", params=greedy(8))
         assert first.stats.prompt_tokens > 6000
@@ -225,7 +227,7 @@ def test_a_prompt_of_6000_tokens_is_read_once_and_answered(smollm2_f16_path: Pat
 def test_a_full_context_ends_the_answer_and_the_session_goes_on_after_reset(
     smollm2_path: Path,
 ) -> None:
-    with Model.load(smollm2_path, Settings(n_threads=1, n_ctx=96)) as model:
+    with Model.load(smollm2_path, Settings(n_threads=1, calibrate=False, n_ctx=96)) as model:
         session = model.session()
         reply = session.send("Count from 1 to 1000, with commas.", params=greedy())
         assert reply.finish_reason == "length"
@@ -398,6 +400,12 @@ def test_a_model_without_a_tokenizer_completes_token_ids_only(tiny: Model) -> No
         tiny.complete("text")
 
 
+@pytest.mark.parametrize("n_ctx", [2, 3, 16, 95, 96])
+def test_a_context_of_any_size_can_be_used(tiny_path: Path, n_ctx: int) -> None:
+    with Model.load(tiny_path, Settings(n_threads=1, n_ctx=n_ctx)) as model:
+        assert model.complete([1], params=greedy()).stats.generated_tokens == n_ctx - 1
+
+
 def test_the_context_defaults_to_the_models_own_and_can_be_filled(tiny: Model) -> None:
     assert tiny.n_ctx == 64
     reply = tiny.complete([1, 2, 3], params=greedy())
@@ -418,7 +426,7 @@ AFTER_CLOSE: dict[str, Callable[[Model, Session], object]] = {
 
 @pytest.fixture(scope="module")
 def closed(smollm2_path: Path) -> tuple[Model, Session]:
-    model = Model.load(smollm2_path, Settings(n_threads=1, n_ctx=256))
+    model = Model.load(smollm2_path, Settings(n_threads=1, calibrate=False, n_ctx=256))
     session = model.session()
     session.send("Hi", params=greedy(2))
     model.complete("Hi", params=greedy(2))

@@ -28,7 +28,9 @@ def write_wheel(folder: Path, package: str, files: dict[str, bytes]) -> Path:
     """A wheel that pip accepts."""
     info = f"{package}-1.0.dist-info"
     contents = dict(files)
-    contents[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode()
+    contents[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode()
+    )
     contents[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     records = [_record(name, content) for name, content in contents.items()]
     contents[f"{info}/RECORD"] = "\n".join([*records, f"{info}/RECORD,,", ""]).encode()
@@ -166,7 +168,9 @@ def test_a_missing_member_is_named(index: Index) -> None:
 
 def test_a_package_that_cannot_be_had_is_named_with_pips_reason(index: Index) -> None:
     index.serve(*PARTS[:1], packages=["no-such-package==9.9"])
-    assert_pull_fails(index, r"could not download no-such-package==9\.9: ERROR: .*Check the network")
+    assert_pull_fails(
+        index, r"could not download no-such-package==9\.9: ERROR: .*Check the network"
+    )
 
 
 def test_a_wheel_that_is_damaged_inside_is_refused(index: Index) -> None:
@@ -242,7 +246,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(
     index.serve(*PARTS[:1])
     (tmp_path / "file").touch()
     monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path / "file"))
-    with pytest.raises(RegistryError, match="cannot store tiny-model in .*file"):
+    with pytest.raises(RegistryError, match=r"cannot store tiny-model in .*file"):
         pull(NAME)
 
 

@@ -18,7 +18,7 @@ from copyspec_edge.errors import CopySpecError, InvalidInputError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from copyspec_edge.cli import chat, doctor, generate, models
+    from copyspec_edge.cli import bench, chat, doctor, generate, models
 
     parser = argparse.ArgumentParser(
         prog="copyspec-edge",
@@ -29,14 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (generate, chat, models, doctor):
+    for module in (generate, chat, models, bench, doctor):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a "?" for what its encoding does not have
     logging.basicConfig(format="copyspec-edge: %(levelname)s: %(message)s")
     if arguments.verbose:
-        logging.getLogger("copyspec_edge").setLevel(logging.DEBUG)
+        logging.getLogger("copyspec_edge").setLevel(logging.INFO)
     else:
         logging.getLogger("copyspec_edge.llama_cpp").propagate = False
     return run(arguments)

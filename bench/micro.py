@@ -1,0 +1,143 @@
+"""Time and memory of the parts outside llama.cpp: python -m bench.micro [--json FILE]."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import CPU_CURVE, CostModel
+from copyspec_edge.decoder import decode
+from copyspec_edge.history import History, Tokens
+from copyspec_edge.matcher import Matcher
+from copyspec_edge.sampling import GreedySampler
+
+LENGTHS = (4096, 32768, 131072)
+_ROUNDS = 200
+
+
+class InstantEngine:
+    """An engine that computes nothing."""
+
+    def __init__(self) -> None:
+        self.n_past = 0
+        self.max_rows = 64
+        self._rows = np.zeros((64, 64), np.float32)
+
+    def eval(self, tokens: Tokens, *, rows: int) -> npt.NDArray[np.float32]:
+        """Rows of nothing."""
+        self.n_past += len(tokens)
+        return self._rows[:rows]
+
+    def truncate(self, length: int) -> None:
+        """Forget the rest."""
+        self.n_past = min(self.n_past, length)
+
+
+class RecitingSampler:
+    """Says a text, without looking at the rows."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens: Iterator[int] = iter(tokens.tolist())
+
+    def choose(self, row: npt.NDArray[np.float32]) -> int:
+        """The next token of the text; token 0, an end of generation, behind it."""
+        return next(self._tokens, 0)
+
+    def accept(self, token: int) -> None:
+        """Nothing depends on it."""
+
+
+def histories(length: int) -> dict[str, Tokens]:
+    """Ordinary and pathological histories by name."""
+    random = np.random.default_rng(0)
+    phrases = random.integers(1, 50_000, (length // 64, 16))
+    text = phrases[random.integers(0, len(phrases), length // 16)].ravel()
+    return {
+        "phrases": text.astype(np.int32),
+        "random": random.integers(1, 50_000, length).astype(np.int32),
+        "one token": np.full(length, 7, np.int32),
+        "period 2": np.tile(np.array([7, 8], np.int32), length // 2),
+    }
+
+
+def microseconds(work: Callable[[], object], rounds: int) -> float:
+    """Median time of one call."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return 1e6 * median(times)
+
+
+def matching(tokens: Tokens) -> dict[str, float]:
+    """Indexing a token, finding its matches, and drafting, in microseconds; index bytes a token."""
+    matcher = Matcher(len(tokens))
+    start = time.perf_counter()
+    matcher.find(tokens)
+    indexed = 1e6 * (time.perf_counter() - start) / len(tokens)
+    drafter = CopyDrafter(len(tokens), frozenset({0}))
+    drafter.draft(tokens, 63)
+    memory = matcher._heads.nbytes + matcher._prevs.nbytes
+    return {
+        "index_us": indexed,
+        "find_us": microseconds(lambda: matcher.find(tokens), _ROUNDS),
+        "draft_us": microseconds(lambda: drafter.draft(tokens, 63), _ROUNDS),
+        "index_bytes": memory / len(tokens),
+    }
+
+
+def step_microseconds() -> float:
+    """Python's part of a decoding step, without choosing tokens."""
+    tokens = histories(4096)["phrases"]
+    history = History(8192)
+    history.extend(tokens[:2048])
+    steps = decode(
+        InstantEngine(),
+        history,
+        drafter=CopyDrafter(8192, frozenset({0})),
+        sampler=RecitingSampler(tokens[2048:]),
+        cost=CostModel(CPU_CURVE, in_seconds=True),
+        eog={0},
+        max_tokens=4096,
+    )
+    next(steps)
+    times = []
+    with suppress(StopIteration):
+        while True:
+            start = time.perf_counter()
+            next(steps)
+            times.append(time.perf_counter() - start)
+    return 1e6 * median(times)
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    row = np.random.default_rng(0).standard_normal(262_144).astype(np.float32)
+    results: dict[str, object] = {
+        "step_us": step_microseconds(),
+        "greedy_262k_us": microseconds(lambda: GreedySampler().choose(row), _ROUNDS),
+        "matching": {
+            str(length): {name: matching(tokens) for name, tokens in histories(length).items()}
+            for length in LENGTHS
+        },
+    }
+    print(json.dumps(results, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
