@@ -2,28 +2,60 @@
 
 CopySpec (arXiv 2502.08923): what a model has already seen is drafted as a copy, and verified by the
 model in one batch. See the README for the contract.
+
+The public names are imported when they are first used: loading llama.cpp takes a moment, and what
+its libraries read from the environment has to be set before.
 """
 
-from copyspec_edge.answer import Answer
-from copyspec_edge.errors import (
-    CancelledError,
-    ChatTemplateError,
-    ContextFullError,
-    CopySpecError,
-    EngineError,
-    InvalidInputError,
-    ModelLoadError,
-    NativeBuildError,
-    RegistryError,
-    SessionBusyError,
-    SessionClosedError,
-)
-from copyspec_edge.model import Model
-from copyspec_edge.reply import Chunk, Reply
-from copyspec_edge.sampling import SamplingParams
-from copyspec_edge.session import Session
-from copyspec_edge.settings import Settings
-from copyspec_edge.stats import Stats, Step
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from copyspec_edge.answer import Answer
+    from copyspec_edge.errors import (
+        CancelledError,
+        ChatTemplateError,
+        ContextFullError,
+        CopySpecError,
+        EngineError,
+        InvalidInputError,
+        ModelLoadError,
+        NativeBuildError,
+        RegistryError,
+        SessionBusyError,
+        SessionClosedError,
+    )
+    from copyspec_edge.model import Model
+    from copyspec_edge.reply import Chunk, Reply
+    from copyspec_edge.sampling import SamplingParams
+    from copyspec_edge.session import Session
+    from copyspec_edge.settings import Settings
+    from copyspec_edge.stats import Stats, Step
+
+_HOMES = {
+    "Answer": "answer",
+    "CancelledError": "errors",
+    "ChatTemplateError": "errors",
+    "Chunk": "reply",
+    "ContextFullError": "errors",
+    "CopySpecError": "errors",
+    "EngineError": "errors",
+    "InvalidInputError": "errors",
+    "Model": "model",
+    "ModelLoadError": "errors",
+    "NativeBuildError": "errors",
+    "RegistryError": "errors",
+    "Reply": "reply",
+    "SamplingParams": "sampling",
+    "Session": "session",
+    "SessionBusyError": "errors",
+    "SessionClosedError": "errors",
+    "Settings": "settings",
+    "Stats": "stats",
+    "Step": "stats",
+}
 
 __all__ = [
     "Answer",
@@ -47,3 +79,10 @@ __all__ = [
     "Stats",
     "Step",
 ]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -102,6 +102,11 @@ class CostModel:
         self._outliers: list[float] = []
         self._outliers_of_shape: list[list[float]] = [[] for _ in curve.rows]
         self.table = curve.table
+        counts = np.arange(len(self.table))
+        self._nearest = np.abs(np.subtract.outer(counts, self._rows)).argmin(axis=1)
+        # The table is linear in the times of the shapes.
+        units = np.eye(len(self._rows))
+        self._to_table = np.stack([np.interp(counts, self._rows, unit) for unit in units], axis=1)
 
     @property
     def curve(self) -> CostCurve:
@@ -117,10 +122,10 @@ class CostModel:
             self._seconds *= slowness
             self._has_unit = True
         else:
-            self._learn(int(np.argmin(np.abs(np.subtract(self._rows, rows)))), slowness)
+            self._learn(int(self._nearest[rows]), slowness)
             if self._on_step:
                 self._on_step(slowness, seconds)
-        self.table = self.curve.table
+        self.table = (self._to_table @ self._seconds).astype(np.float32)
 
     def _learn(self, shape: int, slowness: float) -> None:
         if slowness > _OUTLIER:

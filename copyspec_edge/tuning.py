@@ -45,7 +45,8 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
         curve = calibrated(engine, path, _ANY_TOKEN)
     governor = None
     if settings.n_threads is None and not _on_gpu(settings):
-        governor = ThreadGovernor(engine.set_threads, engine.n_threads)
+        trusted = curve is not None
+        governor = ThreadGovernor(engine.set_threads, engine.n_threads, trusted=trusted)
     return CostModel(
         curve or (GPU_CURVE if _on_gpu(settings) else CPU_CURVE),
         in_seconds=curve is not None,

@@ -143,6 +143,13 @@ def test_reading_weights_from_the_disk_at_first_does_not_shorten_the_rest(start:
     assert spread == pytest.approx(1.0)
 
 
+def test_two_rows_are_measured_even_if_the_time_is_up_before(start: Start) -> None:
+    engine = start(TimedEngine(in_seconds(CPU_CURVE)))
+    engine.busy = lambda step, _: 1000.0 if step == 2 else 1.0
+    curve, _ = measure(engine, 3)
+    assert curve.seconds[:2] == pytest.approx(in_seconds(CPU_CURVE).seconds[:2])
+
+
 def test_an_engine_that_fails_is_left_empty_with_all_its_threads(
     start: Start, tmp_path: Path
 ) -> None:

@@ -527,3 +527,23 @@ def test_models_lists_the_registry(call: RunPython, smollm2_path: Path) -> None:
 def test_pulling_a_model_that_is_here_prints_its_path(call: RunPython, smollm2_path: Path) -> None:
     done = call("pull", "smollm2-135m")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{smollm2_path}\n", "")
+
+
+SPINNING = """
+import os, sys
+import copyspec_edge.cli
+assert "llama_cpp" not in sys.modules
+copyspec_edge.cli.main(["models"])
+print(os.environ["GOMP_SPINCOUNT"], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("own", "used"), [(None, "1000000"), ("7", "7")], ids=["unset", "set"])
+def test_threads_spin_less_unless_the_user_says_otherwise(
+    own: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", own)
+    done = subprocess.run([sys.executable, "-c", SPINNING], capture_output=True, text=True)
+    assert done.stderr.strip() == used

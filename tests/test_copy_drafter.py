@@ -235,6 +235,15 @@ def test_a_reset_forgets_the_tokens_and_the_proposal_but_not_what_was_learned() 
     assert first_accept(drafter, REPEATED) > 0.5
 
 
+def test_a_proposal_before_a_reset_is_not_learned_from() -> None:
+    model = blank()
+    drafter = copy_drafter(model=model)
+    drafter.draft(as_tokens(REPEATED), 8)
+    drafter.reset()
+    drafter.draft(as_tokens([*REPEATED, 3, 9]), 0)
+    assert not model.weights.any()
+
+
 def test_a_reset_drafter_matches_the_rewritten_history() -> None:
     drafter = copy_drafter()
     drafter.draft(as_tokens(REPEATED), 4)

@@ -458,7 +458,6 @@ BAD_SETTINGS: list[dict[str, object]] = [
     {"n_ctx": True},
     {"n_batch": 1},
     {"n_batch": 1 << 20},
-    {"n_batch": 64, "n_ubatch": 65},
     {"n_threads": 0},
     {"n_threads": 10_000},
     {"n_gpu_layers": -2},

@@ -18,6 +18,8 @@ from copyspec_edge.errors import CopySpecError, InvalidInputError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Beside another busy process GNU's OpenMP threads would spin for most of every step.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000000")
     from copyspec_edge.cli import bench, chat, doctor, generate, models
 
     parser = argparse.ArgumentParser(
