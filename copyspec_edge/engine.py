@@ -6,7 +6,6 @@ It knows positions and logits, not text, drafts or sampling. What it holds is al
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 
 import llama_cpp
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge import machine, native_log
+from copyspec_edge.batch import SEQUENCE, Batch
 from copyspec_edge.errors import (
     CancelledError,
     ContextFullError,
@@ -29,13 +29,12 @@ from copyspec_edge.weights import Weights
 Rows = npt.NDArray[np.float32]
 
 MAX_ROWS = 64
-_SEQUENCE = 0
 _GGML_TYPE_BF16 = 30
 _FLASH = {"auto": -1, "on": 1, "off": 0}
 _ABORT_SIGNATURE = numba.types.boolean(numba.types.CPointer(numba.types.uint8))
 
 
-def _read_flag(flag):  # type: ignore[no-untyped-def]  # noqa: ANN
+def _read_flag(flag):  # type: ignore[no-untyped-def]
     return flag[0] != 0
 
 
@@ -88,7 +87,7 @@ class Engine:
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self._n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch(self._n_batch)
+        self._batch = Batch(self._n_batch)
         self.n_threads = int(params.n_threads)
 
     def eval(self, tokens: Tokens, *, rows: int) -> Rows:
@@ -185,48 +184,14 @@ class Engine:
         )
 
     def _keep(self, length: int) -> None:
-        if length and llama_cpp.llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+        if length and llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, length, -1):
             # Of a sliding window the cells behind it may be gone, and nothing else would say so.
-            oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, _SEQUENCE)
+            oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, SEQUENCE)
             if not self._n_swa or oldest <= max(0, length - self._n_swa + 1):
                 self.n_past = length
                 return
         llama_cpp.llama_memory_clear(self._memory, False)
         self.n_past = 0
-
-
-class _Batch:
-    """A llama_batch over preallocated arrays: filled by slices, in about a microsecond."""
-
-    def __init__(self, capacity: int) -> None:
-        self._token = np.zeros(capacity, np.int32)
-        self._pos = np.zeros(capacity, np.int32)
-        self._logits = np.zeros(capacity, np.int8)
-        self._n_seq_id = np.ones(capacity, np.int32)
-        self._sequence = np.full(1, _SEQUENCE, np.int32)
-        self._seq_id = np.full(capacity, self._sequence.ctypes.data, np.uintp)
-        fields = dict(llama_cpp.llama_batch._fields_)
-
-        def pointer(name: str, array: npt.NDArray[np.generic]) -> object:
-            return ctypes.cast(array.ctypes.data, fields[name])
-
-        self._batch = llama_cpp.llama_batch(
-            token=pointer("token", self._token),
-            pos=pointer("pos", self._pos),
-            n_seq_id=pointer("n_seq_id", self._n_seq_id),
-            seq_id=pointer("seq_id", self._seq_id),
-            logits=pointer("logits", self._logits),
-        )
-
-    def fill(self, tokens: Tokens, position: int, rows: int) -> llama_cpp.llama_batch:
-        """`tokens` from `position` on, logits wanted for the last `rows`."""
-        n = len(tokens)
-        self._token[:n] = tokens
-        self._pos[:n] = np.arange(position, position + n)
-        self._logits[: n - rows] = 0
-        self._logits[n - rows : n] = 1
-        self._batch.n_tokens = n
-        return self._batch
 
 
 def _context_params(
