@@ -12,11 +12,14 @@ import logging
 from collections.abc import Callable
 from statistics import median
 
-_SLOW = 2.5
+_SLOW = 1.7
 _VERY_SLOW = 25.0
 # The same slow step may take four times as long once as another time.
 _FAR = 8.0
 _PATIENCE = 3
+# Stalls now and then, which the typical step does not show: mean against typical slowness.
+_STALLING = 1.75
+_AVERAGE = 0.05
 _FOLLOW = 0.2
 _TRIAL_STEPS = 3
 _BETTER = 0.8
@@ -57,10 +60,11 @@ class ThreadGovernor:
         self._counts = _counts(most)
         self.n_threads = most
         self._usual = 1.0
+        self._mean = 1.0
         self._slow_run = 0
         self._doubtful = not trusted
         self._wait = _FIRST_WAIT_SECONDS if trusted else 0.0
-        self._since_trial = 0.0
+        self._since_trial = self._wait
         # While a trial is on: the count before it, its slowness and that of those tried.
         self._before: int | None = None
         self._found: dict[int, float] = {}
@@ -78,12 +82,15 @@ class ThreadGovernor:
             self._observe_trial(self._before, slowness, seconds)
             return
         self._since_trial += seconds
+        self._mean += _AVERAGE * (min(slowness, _FAR * self._usual) - self._mean)
         is_slow = slowness > _SLOW * self._usual
-        self._slow_run = self._slow_run + 1 if is_slow else 0
+        self._slow_run = max(0, self._slow_run + (1 if is_slow else -1))
         is_due = self._since_trial > self._wait
         urgent = slowness > _VERY_SLOW * self._usual or self._slow_run >= _PATIENCE
-        if self.n_threads > 1 and (urgent or (is_due and self._doubtful)):
-            self._begin_trial(slowness, seconds, self._neighbour(1))
+        stalls = is_due and self._mean > _STALLING * self._usual
+        if self.n_threads > 1 and (urgent or stalls or (is_due and self._doubtful)):
+            level = self._mean if stalls and not urgent else slowness
+            self._begin_trial(level, seconds, self._neighbour(1))
         elif self.n_threads < self._counts[0] and is_due:
             self._begin_trial(self._usual, 0.0, self._neighbour(-1))
         elif not is_slow or self.n_threads == 1:
@@ -136,7 +143,7 @@ class ThreadGovernor:
             affordable = _WAIT_AFTER_FAILURE * self._trial_seconds
             doubled = min(_LONGEST_WAIT_SECONDS, max(_FIRST_WAIT_SECONDS, 2 * self._wait))
             self._wait = max(affordable, doubled)
-        self._usual = self._found[fastest]
+        self._usual = self._mean = self._found[fastest]
         in_doubt = self._doubtful or self._usual > _SLOW
         self._doubtful = in_doubt and fastest == self._counts[0]
         self._before = None

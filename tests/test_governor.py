@@ -294,3 +294,13 @@ def test_the_log_says_which_count_is_used_and_why(caplog: pytest.LogCaptureFixtu
         "decoding with 1 threads: faster than 2 now",
         "decoding with 2 threads: faster than 1 now",
     ]
+
+
+def test_stalls_now_and_then_that_a_typical_step_does_not_show_lower_the_count() -> None:
+    machine = Machine(2)
+    governor = ThreadGovernor(machine.set_threads, 2)
+    for step in range(80):
+        if governor.n_threads == 1:
+            break
+        governor.observe(8.0 if step % 6 == 5 else 1.2, STEP)
+    assert machine.set_calls == [1]
