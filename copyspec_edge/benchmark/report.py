@@ -35,7 +35,7 @@ def report(
     speedups = {name: {task: _speedup(runs, task, name) for task in tasks} for name in names}
     tallies = replay_all(lambda: CopyDrafter(capacity, eog_tokens), traces, curve, carried=False)
     predicted = {task: tally.speedup(curve) for task, tally in tallies.items()}
-    ours = speedups.pop(OURS)
+    ours, oracle = speedups.pop(OURS), oracle_speedups(traces, curve)
     return {
         "tasks": {
             task: {
@@ -52,9 +52,7 @@ def report(
             name: {"geomean_speedup": geometric_mean(found.values()), "tasks": found}
             for name, found in speedups.items()
         },
-        "oracle": {
-            "geomean_speedup": geometric_mean(oracle_speedups(traces, curve).values()),
-        },
+        "oracle": {"geomean_speedup": geometric_mean(oracle.values()), "tasks": oracle},
         "by_context": {name: _by_context(runs, name) for name in (PLAIN, OURS)},
         "cost_curve": {"rows": curve.rows, "seconds": curve.seconds},
         "machine": {
@@ -143,6 +141,8 @@ def plot(results: Results, path: Path) -> None:
     for index, (name, values) in enumerate(series.items()):
         places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(tasks))]
         bars.bar(places, values, width, label=name)
+    ceiling = [results["oracle"]["tasks"][task] for task in tasks]
+    bars.plot(range(len(tasks)), ceiling, "k_", markersize=20, label="copy oracle, predicted")
     bars.axhline(1.0, color="black", linewidth=0.8)
     bars.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right")
     bars.set_ylabel("speed-up over plain decoding")
