@@ -26,7 +26,6 @@ class Vocab:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self._pointer)
-        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._pointer)
         self._pieces: dict[int, bytes] = {}
 
     @property

@@ -42,7 +42,6 @@ class FakeVocab:
     """What sessions, transcripts and chat templates use of `vocab.Vocab`."""
 
     exists = True
-    add_bos = False
     n_tokens = N_VOCAB
     eog_tokens = frozenset({END})
     special_text = re.compile("|".join(SPECIAL))

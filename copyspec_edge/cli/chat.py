@@ -8,7 +8,7 @@ import sys
 from copyspec_edge.cli.options import (
     add_model_options,
     add_sampling_options,
-    interrupt_calls,
+    follow,
     load_model,
     open_session,
     sampling_params,
@@ -64,7 +64,7 @@ def _talk(session: Session, params: SamplingParams) -> None:
 def _read_line() -> str | None:
     """One line of input; None at its end. Ctrl-C discards the line."""
     if sys.stdin.isatty():
-        import_line_editing()
+        _import_line_editing()
     while True:
         try:
             print("> ", end="", flush=True, file=sys.stderr)
@@ -78,7 +78,7 @@ def _read_line() -> str | None:
             print(f"copyspec-edge: the input is not valid UTF-8: {error}", file=sys.stderr)
 
 
-def import_line_editing() -> None:
+def _import_line_editing() -> None:
     """Arrow keys and history for `input`, where Python has them."""
     try:
         import readline  # noqa: F401
@@ -89,11 +89,7 @@ def import_line_editing() -> None:
 def _answer(session: Session, message: str, params: SamplingParams) -> str | None:
     """Print the answer and return its statistics; an error is printed, and the chat goes on."""
     try:
-        answer = session.stream(message, params=params)
-        with interrupt_calls(session.cancel):
-            for chunk in answer:
-                print(chunk.text, end="", flush=True)
-        reply = answer.finish()
+        reply = follow(session, session.stream(message, params=params), show=True)
     except ContextFullError as error:
         print(f"copyspec-edge: {error}. /reset starts over", file=sys.stderr)
         return None

@@ -11,7 +11,7 @@ from copyspec_edge.answer import Answer
 from copyspec_edge.cli.options import (
     add_model_options,
     add_sampling_options,
-    interrupt_calls,
+    follow,
     load_model,
     open_session,
     sampling_params,
@@ -50,7 +50,7 @@ def generate(arguments: argparse.Namespace) -> int:
         chats = _chats(model, arguments)
         with open_session(model, arguments) as session:
             answer = _ask(session, prompt, params, chats=chats)
-            reply = _follow(session, answer, show=not arguments.json)
+            reply = follow(session, answer, show=not arguments.json)
     if arguments.json:
         takes_all = (sys.stdout.encoding or "").lower().startswith("utf")
         print(json.dumps(_as_dict(reply), ensure_ascii=not takes_all))
@@ -84,14 +84,6 @@ def _chats(model: Model, arguments: argparse.Namespace) -> bool:
 def _ask(session: Session, prompt: str, params: SamplingParams, *, chats: bool) -> Answer:
     ask = session.stream if chats else session.stream_completion
     return ask(prompt, params=params)
-
-
-def _follow(session: Session, answer: Answer, *, show: bool) -> Reply:
-    with interrupt_calls(session.cancel):
-        for chunk in answer:
-            if show:
-                print(chunk.text, end="", flush=True)
-    return answer.finish()
 
 
 def _as_dict(reply: Reply) -> dict[str, object]:

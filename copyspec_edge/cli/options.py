@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from copyspec_edge.answer import Answer
 from copyspec_edge.model import Model
 from copyspec_edge.registry import entries, locate
+from copyspec_edge.reply import Reply
 from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
@@ -82,6 +84,15 @@ def open_session(model: Model, arguments: argparse.Namespace) -> Session:
     """The session of the options."""
     with interrupt_waits():
         return model.session(system=arguments.system, copy=not arguments.no_copy)
+
+
+def follow(session: Session, answer: Answer, *, show: bool) -> Reply:
+    """Read an answer to its end, printing it if it is to be shown; Ctrl-C cancels it."""
+    with interrupt_calls(session.cancel):
+        for chunk in answer:
+            if show:
+                print(chunk.text, end="", flush=True)
+    return answer.finish()
 
 
 def summary(stats: Stats) -> str:
