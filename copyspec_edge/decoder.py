@@ -55,8 +55,8 @@ def decode(
     never rides on a prompt, since that would change how its logits are rounded.
 
     Args:
-        min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
-            the last token and forgotten again.
+        min_rows: least rows of a batch; missing ones are those of tokens before it or, where it
+            is no prompt, of copies of the last token, which are forgotten again.
 
     Raises:
         Whatever engine and sampler raise; the history then ends at the last committed token.
@@ -65,19 +65,23 @@ def decode(
     while left > 0 and len(history) < history.capacity:
         started = time.perf_counter()
         evaluated = len(history) - engine.n_past
-        draft = NO_DRAFT
+        proposed = draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
-            draft = trim(drafter.draft(history.tokens, room - 1), cost)
+            proposed = drafter.draft(history.tokens, room - 1)
+            draft = trim(proposed, cost)
         least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
-        padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
-        new = _forward(engine, history, draft.tokens, sampler, eog, padding)
+        missing = max(0, least - 1 - len(draft))
+        padding = missing if evaluated == 1 else 0
+        earlier = min(missing, evaluated - 1)
+        new = _forward(engine, history, draft.tokens, sampler, eog, padding, earlier)
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
             cost.observe(len(draft) + 1 + padding, seconds)
-        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds)
+        declined = len(proposed) > len(draft) == 0
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, declined)
         if int(new[-1]) in eog:
             return
 
@@ -89,11 +93,13 @@ def _forward(
     sampler: Sampler,
     eog: Container[int],
     padding: int,
+    earlier: int,
 ) -> Tokens:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
+    n_rows = earlier + len(draft) + 1 + padding
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=n_rows)[earlier:]
         new = verify(draft, rows, sampler, eog)
         history.extend(new)
     finally:

@@ -41,7 +41,8 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
     if settings.calibrate and engine.n_ctx >= LEAST_CONTEXT:
         file = weights.path.stat()
         facts = (weights.path, file.st_size, file.st_mtime_ns, replace(settings, n_ctx=None))
-        path = _measurement_file("cost", engine.n_threads, *facts)
+        how = (engine.n_threads, engine.max_rows, engine.rollback)
+        path = _measurement_file("cost", *how, *facts)
         curve = calibrated(engine, path, _ANY_TOKEN)
     governor = None
     if settings.n_threads is None and not _on_gpu(settings):
@@ -50,6 +51,7 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
     return CostModel(
         curve or (GPU_CURVE if _on_gpu(settings) else CPU_CURVE),
         in_seconds=curve is not None,
+        rereads=engine.rollback == "checkpoint",
         on_step=governor.observe if governor else None,
     )
 

@@ -102,6 +102,7 @@ class FakeEngine:
         self.on_chunk: Callable[[int], None] | None = None
         self.closed = False
         self.n_threads = 1
+        self.rollback = "attention"
         self._language = language
         self._n_batch = n_batch
         self._can_truncate = can_truncate
