@@ -131,9 +131,10 @@ class CostModel:
     @property
     def breaks(self) -> Floats:
         """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
-        if self._rereads:
-            return (self.table[2:] - self.table[1]).clip(min=0)
-        return self._no_breaks
+        if not self._rereads:
+            return self._no_breaks
+        breaks: Floats = self.table[2:] - self.table[1]
+        return breaks.clip(min=0)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Correct the curve by a step of `rows` rows; rows beyond its end teach nothing."""

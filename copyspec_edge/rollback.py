@@ -105,7 +105,7 @@ class AttentionRollback:
         if length and llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, length, -1):
             # Of a sliding window the cells behind it may be gone, and nothing else would say so.
             oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, SEQUENCE)
-            if not self._n_swa or oldest <= max(0, length - self._n_swa + 1):
+            if not self._n_swa or 0 <= oldest <= max(0, length - self._n_swa + 1):
                 return length
         llama_cpp.llama_memory_clear(self._memory, False)
         return 0

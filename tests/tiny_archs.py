@@ -71,7 +71,7 @@ _WKV: dict[str, Value] = {
     "attention.iclr_lora_rank": 8,
     "attention.value_residual_mix_lora_rank": 8,
     "attention.gate_lora_rank": 8,
-    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_rms_epsilon": 1e-8,
     "rescale_every_n_layers": 0,
 }
 _WINDOWS: dict[str, Value] = {
@@ -86,7 +86,7 @@ _NEMOTRON: dict[str, Value] = {
     "attention.head_count_kv": _per_layer(0, _N_HEAD, 0),
     "feed_forward_length": _per_layer(0, 0, 96),
 }
-_MROPE: dict[str, Value] = {"rope.dimension_sections": [4, 4, 4, 4]}
+_MROPE: dict[str, Value] = {"rope.dimension_sections": [6, 5, 5, 0]}
 
 # What each architecture needs beyond `_common`, by llama.cpp's name of it.
 ARCHS: dict[str, dict[str, Value]] = {
@@ -124,7 +124,7 @@ def _common(architecture: str) -> dict[str, Value]:
         "feed_forward_length": 96,
         "attention.head_count": _N_HEAD,
         "attention.head_count_kv": _N_HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_rms_epsilon": 1e-8,
         "attention.layer_norm_epsilon": 1e-5,
         "logit_scale": 1.0,
     }
@@ -230,7 +230,9 @@ def _weights(name: str, shape: tuple[int, ...], seed: int) -> npt.NDArray[np.flo
         data = -np.abs(data)
     elif "norm" in name and name.endswith("weight"):
         data = 1 + 0.1 * data
-    elif name.endswith("bias") or len(shape) == 1:
+    elif name.endswith("bias"):
+        data *= 0  # some architectures differ in their use of these alone
+    elif len(shape) == 1:
         data *= 0.1
     elif name.startswith("token_embd"):
         data *= 0.05
