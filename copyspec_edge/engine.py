@@ -185,7 +185,7 @@ class Engine:
         if code == 0:
             self.n_past += len(chunk)
             return
-        n_past, self.n_past = self.n_past, self._rollback.recover(self.n_past)
+        n_past, self.n_past = self.n_past, self._rollback.cut(self.n_past)
         if code == 2:
             raise CancelledError("cancelled")
         if code == 1:

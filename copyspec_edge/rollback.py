@@ -2,54 +2,17 @@
 
 It knows positions and states, neither tokens nor logits. An attention cache is cut. A recurrent
 state is overwritten by every token: of some models llama.cpp keeps the states within the last
-batch, of the others a copy is made before a draft and put back. Which way a model needs is found
-out from llama.cpp by trying it, not from a list of architectures.
+batch, of the others a copy is made before a draft and put back.
 """
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
 from typing import Protocol
 
 import llama_cpp
-import numpy as np
 
-from copyspec_edge import machine
-from copyspec_edge.batch import SEQUENCE, Batch
-
-_PARTIAL_ONLY = 1  # llama_cpp has no name for it
-# The states of one batch may take this share of free memory, and are worth having from this many.
-_MEMORY_SHARE = 16
-_LEAST_SNAPSHOTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The recurrent state of a model.
-
-    Attributes:
-        n_bytes: size of a copy.
-        has_snapshots: whether llama.cpp can keep the states within a batch (`n_rs_seq`).
-        can_restore: whether a copy put back gives the same logits again, bit for bit.
-    """
-
-    n_bytes: int
-    has_snapshots: bool
-    can_restore: bool
-
-    def affordable_snapshots(self, longest: int, n_ubatch: int) -> int:
-        """How many earlier states to have llama.cpp keep for drafts of `longest` tokens.
-
-        Args:
-            n_ubatch: most tokens llama.cpp computes at once.
-        """
-        memory = machine.available_memory()
-        most = min(longest, n_ubatch - 2)  # llama.cpp aborts the process where they are more
-        if not self.has_snapshots or memory is None or most < 1:
-            return 0
-        count = min(most, memory // _MEMORY_SHARE // max(1, self.n_bytes))
-        return count if count >= min(most, _LEAST_SNAPSHOTS) or not self.can_restore else 0
+from copyspec_edge.batch import SEQUENCE
+from copyspec_edge.recurrent_state import State, StateCopy
 
 
 class Rollback(Protocol):
@@ -68,11 +31,10 @@ class Rollback(Protocol):
         ...
 
     def cut(self, length: int) -> int:
-        """Forget what is behind `length` tokens, or more; returns how many are kept."""
-        ...
+        """Forget what is behind `length` tokens, or more; returns how many are kept.
 
-    def recover(self, n_past: int) -> int:
-        """A batch behind `n_past` tokens failed half-way; returns how many tokens are kept."""
+        The last batch may have failed half-way: of its tokens none can be kept then.
+        """
         ...
 
 
@@ -110,10 +72,6 @@ class AttentionRollback:
         llama_cpp.llama_memory_clear(self._memory, False)
         return 0
 
-    def recover(self, n_past: int) -> int:
-        """What a failed batch has left is removed."""
-        return self.cut(n_past)
-
 
 class SnapshotRollback:
     """llama.cpp goes back within the last batch, once; without snapshots not at all.
@@ -134,7 +92,7 @@ class SnapshotRollback:
         if n_past < self._end and not llama_cpp.llama_memory_seq_rm(
             self._memory, SEQUENCE, n_past, -1
         ):
-            self.recover(n_past)
+            self._forget()
             return False
         self._end = n_past + n_tokens
         self._start = self._end - min(self.longest, n_tokens - 1)
@@ -142,10 +100,9 @@ class SnapshotRollback:
 
     def cut(self, length: int) -> int:
         """Everything is forgotten where `length` lies before the last batch."""
-        return length if length >= self._start else self.recover(length)
+        return length if length >= self._start else self._forget()
 
-    def recover(self, n_past: int) -> int:
-        """A half-computed batch has overwritten the state."""
+    def _forget(self) -> int:
         llama_cpp.llama_memory_clear(self._memory, False)
         self._end = self._start = 0
         return 0
@@ -181,10 +138,6 @@ class CheckpointRollback:
             return self._saved
         return self._forget()
 
-    def recover(self, n_past: int) -> int:
-        """A half-computed batch has overwritten the state."""
-        return self.cut(n_past)
-
     def _restore(self, n_past: int) -> bool:
         if n_past == 0:
             llama_cpp.llama_memory_clear(self._memory, False)
@@ -197,71 +150,3 @@ class CheckpointRollback:
         llama_cpp.llama_memory_clear(self._memory, False)
         self._saved, self._end = None, 0
         return 0
-
-
-class StateCopy:
-    """A copy of what cannot be cut in a context's memory."""
-
-    def __init__(self, context: object) -> None:
-        self._context = context
-        self._data = np.empty(0, np.uint8)
-        self.n_bytes = 0
-
-    def save(self) -> bool:
-        """Copy the state; False: it could not be read."""
-        self.n_bytes = int(
-            llama_cpp.llama_state_seq_get_size_ext(self._context, SEQUENCE, _PARTIAL_ONLY)
-        )
-        if len(self._data) < self.n_bytes:
-            self._data = np.empty(self.n_bytes, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(
-            self._context, self._pointer(), self.n_bytes, SEQUENCE, _PARTIAL_ONLY
-        )
-        return 0 < self.n_bytes == int(written)
-
-    def restore(self) -> bool:
-        """Put the copy back; False: the memory is now in no known state."""
-        read = llama_cpp.llama_state_seq_set_data_ext(
-            self._context, self._pointer(), self.n_bytes, SEQUENCE, _PARTIAL_ONLY
-        )
-        return 0 < self.n_bytes == int(read)
-
-    def _pointer(self) -> object:
-        return self._data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-
-
-def probe_state(model: object, n_threads: int) -> State:
-    """Find out about the recurrent state of a model, by reading three tokens."""
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 8
-    params.n_outputs_max = 1
-    params.n_seq_max = params.n_rs_seq = 1
-    params.n_threads = params.n_threads_batch = n_threads
-    params.swa_full = False
-    context = llama_cpp.llama_init_from_model(model, params)
-    if not context:
-        return State(0, has_snapshots=False, can_restore=False)
-    try:
-        copy = StateCopy(context)
-        can_restore = _restores_exactly(context, model, copy)
-        return State(copy.n_bytes, llama_cpp.llama_n_rs_seq(context) > 0, can_restore)
-    finally:
-        llama_cpp.llama_free(context)
-
-
-def _restores_exactly(context: object, model: object, copy: StateCopy) -> bool:
-    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    batch, token = Batch(1), np.zeros(1, np.int32)
-
-    def read(position: int) -> bytes:
-        if llama_cpp.llama_decode(context, batch.fill(token, position, 1)):
-            return b""
-        return ctypes.string_at(llama_cpp.llama_get_logits(context), 4 * n_vocab)
-
-    read(0)
-    if not copy.save():
-        return False
-    first = read(1)
-    memory = llama_cpp.llama_get_memory(context)
-    restored = copy.restore() and llama_cpp.llama_memory_seq_rm(memory, SEQUENCE, 1, -1)
-    return bool(restored) and first != b"" and first == read(1)

@@ -12,7 +12,7 @@ import llama_cpp
 
 from copyspec_edge import machine, native_log
 from copyspec_edge.errors import InvalidInputError, ModelLoadError, SessionClosedError
-from copyspec_edge.rollback import State, probe_state
+from copyspec_edge.recurrent_state import State, probe_state
 from copyspec_edge.settings import Settings
 
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")

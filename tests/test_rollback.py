@@ -28,7 +28,7 @@ from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import MAX_ROWS, Engine
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError
 from copyspec_edge.history import History, Tokens, as_tokens
-from copyspec_edge.rollback import State
+from copyspec_edge.recurrent_state import State
 from copyspec_edge.sampling import Row, Sampler, SamplingParams, make_sampler
 from copyspec_edge.session import Session
 from copyspec_edge.stats import Step
