@@ -20,6 +20,7 @@ from copyspec_edge.errors import (
     ContextFullError,
     EngineError,
     InvalidInputError,
+    ModelLoadError,
     SessionClosedError,
 )
 from copyspec_edge.history import Tokens
@@ -63,6 +64,7 @@ class Engine:
 
     Raises:
         EngineError: llama.cpp could not make the context, mostly for lack of memory.
+        ModelLoadError: the model does not write text, though its file does not say so.
     """
 
     def __init__(self, weights: Weights, settings: Settings, *, n_ctx: int) -> None:
@@ -91,6 +93,11 @@ class Engine:
                 "if memory is short, choose a smaller n_ctx or fewer GPU layers"
             )
         self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
+        if not llama_cpp.llama_get_memory(self._context):
+            self._free()
+            raise ModelLoadError(
+                f"{weights.path}: it keeps no memory of what it has read, so it does not write text"
+            )
         vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
         n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))

@@ -19,14 +19,14 @@ from conftest import RunPython
 from fake_vocab import END, fake_template, fake_vocab
 from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
-from tiny_archs import ARCHS, N_VOCAB, WINDOW, write_tiny_arch
+from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
 from copyspec_edge import Settings, machine
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import MAX_ROWS, Engine
-from copyspec_edge.errors import CancelledError, ContextFullError, EngineError
+from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
 from copyspec_edge.history import History, Tokens, as_tokens
 from copyspec_edge.recurrent_state import State
 from copyspec_edge.sampling import Row, Sampler, SamplingParams, make_sampler
@@ -35,9 +35,9 @@ from copyspec_edge.stats import Step
 from copyspec_edge.weights import Weights
 
 SETTINGS = Settings(n_threads=1, flash_attn="off", type_k="f32", type_v="f32")
-NATIVE = ("lfm2", "lfm2moe", "qwen35", "nemotron_h")
+NATIVE = ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "nemotron_h")
 MAMBAS = ("mamba", "mamba2", "granitehybrid", "falcon-h1", "jamba", "plamo2")
-CHECKPOINT = (*MAMBAS, "qwen3next", "rwkv6", "rwkv7")
+CHECKPOINT = (*MAMBAS, "qwen3next", "kimi-linear", "rwkv6", "rwkv7", "arwkv7")
 WINDOWED = ("gemma3", "cohere2", "gpt-oss")
 # One or two of each way for what does not depend on the architecture.
 SOME = ("qwen3", "gemma3", "lfm2", "qwen35", "mamba2", "jamba")
@@ -536,6 +536,39 @@ def test_text_has_the_same_positions_in_a_vision_model_as_in_its_text_model(
         rows.append(reader.read(some_tokens(40, seed=2)))
         reader.engine.close()
     assert np.abs(rows[0] - rows[1]).max() < 1e-4 * np.ptp(rows[1])
+
+
+# Of models that do not write text from left to right: metadata, and what the refusal says.
+EMBEDDING: dict[str, Value] = {"attention.causal": False, "pooling_type": 1}
+REFUSED: dict[str, tuple[dict[str, Value], str]] = {
+    "t5": ({"attention.relative_buckets_count": 8}, "encoder"),
+    "t5encoder": ({"attention.relative_buckets_count": 8}, "encoder"),
+    "bert": ({**EMBEDDING, "tokenizer.ggml.token_type_count": 2}, "embedding model"),
+    "modern-bert": ({**EMBEDDING, "attention.sliding_window": WINDOW}, "embedding model"),
+    "neo-bert": (EMBEDDING, "embedding model"),
+    "llama-embed": (EMBEDDING, "embedding model"),
+    "dream": ({}, "diffusion"),
+    "llada": ({}, "diffusion"),
+}
+
+
+@pytest.mark.parametrize("arch", REFUSED)
+def test_models_that_do_not_write_token_by_token_are_refused(tmp_path: Path, arch: str) -> None:
+    extra, reason = REFUSED[arch]
+    path = tmp_path / f"{arch}.gguf"
+    write_tiny_arch(path, arch, extra=extra)
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        Weights(path, SETTINGS, use_extra_bufts=False)
+    assert str(path) in str(caught.value)
+
+
+def test_an_embedding_model_that_does_not_say_so_is_refused_a_context(tmp_path: Path) -> None:
+    path = tmp_path / "neo-bert.gguf"
+    write_tiny_arch(path, "neo-bert")
+    weights = Weights(path, SETTINGS, use_extra_bufts=False)
+    with pytest.raises(ModelLoadError, match="keeps no memory"):
+        Engine(weights, SETTINGS, n_ctx=64)
+    weights.close()
 
 
 def test_the_models_differ_by_seed_and_follow_from_it(tmp_path: Path) -> None:

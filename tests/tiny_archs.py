@@ -86,6 +86,24 @@ _NEMOTRON: dict[str, Value] = {
     "attention.head_count_kv": _per_layer(0, _N_HEAD, 0),
     "feed_forward_length": _per_layer(0, 0, 96),
 }
+_MLA: dict[str, Value] = {
+    **_MOE,
+    "expert_weights_scale": 1.0,
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": 32,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+    "rope.dimension_count": 16,
+}
+_KDA: dict[str, Value] = {
+    **_MLA,
+    "attention.head_count_kv": _per_layer(0, 1),
+    "kda.head_dim": 32,
+    "ssm.conv_kernel": 4,
+}
 _MROPE: dict[str, Value] = {"rope.dimension_sections": [6, 5, 5, 0]}
 
 # What each architecture needs beyond `_common`, by llama.cpp's name of it.
@@ -94,6 +112,7 @@ ARCHS: dict[str, dict[str, Value]] = {
     "qwen2": {},
     "qwen3": {},
     "qwen3moe": _MOE,
+    "deepseek2": _MLA,
     "gemma3": _WINDOWS,
     "cohere2": _WINDOWS,
     "gpt-oss": {**_MOE, **_WINDOWS},
@@ -102,7 +121,9 @@ ARCHS: dict[str, dict[str, Value]] = {
     "lfm2": {**_RECURRENT_FIRST, "shortconv.l_cache": 3},
     "lfm2moe": {**_MOE, **_RECURRENT_FIRST, "shortconv.l_cache": 3},
     "qwen35": _DELTA_NET,
+    "qwen35moe": {**_MOE, **_DELTA_NET},
     "qwen3next": {**_MOE, **_DELTA_NET},
+    "kimi-linear": _KDA,
     "nemotron_h": _NEMOTRON,
     "mamba": _SSM,
     "mamba2": _SSM,
@@ -112,6 +133,7 @@ ARCHS: dict[str, dict[str, Value]] = {
     "plamo2": {**_SSM, **_RECURRENT_FIRST, "ssm.group_count": 0},
     "rwkv6": _WKV,
     "rwkv7": _WKV,
+    "arwkv7": {**_WKV, "token_shift_count": 1},
 }
 
 
@@ -136,7 +158,8 @@ def write_tiny_arch(
     """Write a random model of an architecture, without a tokenizer.
 
     Args:
-        extra: metadata beyond that in `ARCHS`, without the name of the architecture in front.
+        extra: metadata beyond that in `ARCHS`; the name of the architecture is put in front of all
+            but the tokenizer's.
 
     Raises:
         RuntimeError: llama.cpp makes no such model.
@@ -155,7 +178,7 @@ def _write(path: Path, architecture: str, facts: Mapping[str, Value], tensors: W
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_tokenizer_model("no_vocab")
     for key, value in facts.items():
-        _add(writer, f"{architecture}.{key}", value)
+        _add(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     for name, data in tensors.items():
         writer.add_tensor(name, data)
     writer.write_header_to_file()
