@@ -5,6 +5,7 @@ The models are tiny and random, of the architectures in `tiny_archs`.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import platform
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
-from copyspec_edge import Settings, machine
+from copyspec_edge import Settings, calibrate, machine
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
@@ -442,14 +443,24 @@ def test_where_the_states_do_not_fit_into_the_device_a_checkpoint_does(
     engine.close()
 
 
-@pytest.mark.parametrize("arch", ["mamba2", "qwen35"])
-def test_a_state_that_is_not_restored_exactly_is_never_relied_on(
-    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str
+@pytest.mark.parametrize("arch", ["mamba2", "jamba", "rwkv7"])
+@pytest.mark.parametrize("is_lossy", [True, False])
+def test_a_state_that_is_not_restored_as_it_was_is_never_relied_on(
+    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str, is_lossy: bool
 ) -> None:
     weights = Weights(load(arch).path, SETTINGS, use_extra_bufts=False)
-    monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lambda *a: a[2])
+    restore = llama_cpp.llama_state_seq_set_data_ext
+
+    def lose(context: object, data: Any, size: int, *rest: int) -> int:
+        if not is_lossy:
+            return size
+        lost = size // 5
+        ctypes.memset(ctypes.addressof(data.contents) + size - lost, 0, lost)
+        return int(restore(context, data, size, *rest))
+
+    monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lose)
     engine = Engine(weights, SETTINGS, n_ctx=128)
-    assert engine.rollback == ("native" if arch == "qwen35" else "none")
+    assert (engine.rollback, engine.max_rows) == ("none", 1)
     plain = Run(engine, some_tokens(20))
     decode_speculatively(engine, "right", plain).assert_equals(plain)
     engine.close()
@@ -479,6 +490,28 @@ def test_no_context_or_batch_size_aborts_the_process(load: Load, run_python: Run
     for arch in ("lfm2", "mamba2"):
         done = run_python("-c", script, str(load(arch).path), env={"GGML_NO_BACKTRACE": "1"})
         assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "lfm2", "mamba2"])
+def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
+    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    monkeypatch.setattr(calibrate, "_BUDGET_SECONDS", 0.2)
+    engine = Engine(load(arch), SETTINGS, n_ctx=calibrate.LEAST_CONTEXT)
+    longest = 0
+    read = engine.eval
+
+    def watched(tokens: Tokens, *, rows: int) -> Row:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return read(tokens, rows=rows)
+
+    monkeypatch.setattr(engine, "eval", watched)
+    curve, _ = calibrate.measure(engine, 0)
+    assert engine.n_past == 0
+    assert min(curve.seconds) > 0
+    assert longest >= 16
+    engine.close()
 
 
 class Chat:
