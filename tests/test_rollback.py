@@ -324,8 +324,7 @@ def test_a_failed_decode_leaves_no_trace(
         patch.setattr(llama_cpp, "llama_decode", read_and_fail)
         with pytest.raises(NATIVE_FAILURES[code]):
             reader.engine.eval(some_tokens(6, seed=1), rows=rows)
-    has_copy = way(arch) == "checkpoint" and rows > 1
-    assert reader.engine.n_past == (30 if arch == "qwen3" or has_copy else 0)
+    assert reader.engine.n_past == (0 if way(arch) == "native" and rows > 1 else 30)
     reader.equals_fresh(load, arch, seed=2)
 
 
@@ -351,6 +350,42 @@ def test_a_decode_cancelled_half_way_leaves_no_trace(
     reader.engine.clear_cancel()
     assert reader.engine.n_past <= 33
     reader.equals_fresh(load, arch, seed=3)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", *RECURRENT])
+def test_a_long_prompt_cancelled_half_way_goes_on_from_the_chunk_before(
+    load: Load, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(load(arch), replace(SETTINGS, n_batch=16, n_ubatch=16), n_ctx=256)
+    decode_natively, calls = llama_cpp.llama_decode, itertools.count(1)
+
+    def cancel_the_third(context: object, batch: object) -> int:
+        if next(calls) == 3:
+            engine.cancel()
+        return int(decode_natively(context, batch))
+
+    reader = Reader(engine)
+    reader.history = some_tokens(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_decode", cancel_the_third)
+        with pytest.raises(CancelledError):
+            engine.eval(reader.history, rows=1)
+    engine.clear_cancel()
+    assert engine.n_past == 32
+    reader.equals_fresh(load, arch, seed=1)
+    engine.close()
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+def test_an_answer_is_taken_back_to_its_prompt_without_reading_all_again(
+    load: Load, arch: str, reader: Reader
+) -> None:
+    reader.read(some_tokens(30))
+    reader.read(some_tokens(20, seed=1), rows=1)
+    for seed in range(2, 8):
+        reader.read(some_tokens(1, seed=seed), rows=1)
+    assert reader.cut(53) == 30
+    reader.equals_fresh(load, arch, seed=9)
 
 
 @pytest.mark.parametrize("arch", ["mamba2", "jamba"])
