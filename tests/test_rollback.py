@@ -200,7 +200,8 @@ class Reader:
         """Append tokens; the last row."""
         self.history = np.concatenate((self.history, tokens))
         unread = self.history[self.engine.n_past :]
-        row: Row = self.engine.eval(unread, rows=min(rows, len(unread)))[-1].copy()
+        rows = min(rows, len(unread), self.engine.max_rows)
+        row: Row = self.engine.eval(unread, rows=rows)[-1].copy()
         return row
 
     def cut(self, length: int) -> int:
@@ -394,14 +395,20 @@ def test_a_state_that_cannot_be_copied_is_an_error_and_not_a_wrong_state(
     load: Load, arch: str, reader: Reader, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     reader.read(some_tokens(30))
+    reader.read(some_tokens(6), rows=6)
 
     def draft_and_go_back() -> None:
         reader.engine.eval(some_tokens(6, seed=1), rows=6)
-        reader.engine.truncate(33)
+        reader.engine.truncate(39)
         reader.engine.eval(some_tokens(6, seed=2), rows=1)
 
+    def fail(context: object, *_: object) -> int:
+        if name == "set_data":  # as llama.cpp does then
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+        return 0
+
     with monkeypatch.context() as patch:
-        patch.setattr(llama_cpp, f"llama_state_seq_{name}_ext", lambda *_: 0)
+        patch.setattr(llama_cpp, f"llama_state_seq_{name}_ext", fail)
         with pytest.raises(EngineError, match="save or restore"):
             draft_and_go_back()
     assert reader.engine.n_past == 0
@@ -483,7 +490,10 @@ def test_where_the_states_do_not_fit_into_the_device_a_checkpoint_does(
 def test_a_state_that_is_not_restored_as_it_was_is_never_relied_on(
     load: Load, monkeypatch: pytest.MonkeyPatch, arch: str, is_lossy: bool
 ) -> None:
-    weights = Weights(load(arch).path, SETTINGS, use_extra_bufts=False)
+    intact = load(arch)
+    assert intact.state is not None
+    assert intact.state.can_restore
+    weights = Weights(intact.path, SETTINGS, use_extra_bufts=False)
     restore = llama_cpp.llama_state_seq_set_data_ext
 
     def lose(context: object, data: Any, size: int, *rest: int) -> int:
@@ -498,6 +508,12 @@ def test_a_state_that_is_not_restored_as_it_was_is_never_relied_on(
     assert (engine.rollback, engine.max_rows) == ("none", 1)
     plain = Run(engine, some_tokens(20))
     decode_speculatively(engine, "right", plain).assert_equals(plain)
+    engine.truncate(0)
+    reader = Reader(engine)
+    for count in (30, 10, 1):
+        reader.read(some_tokens(count, seed=count), rows=1)
+    assert reader.cut(35) == 0
+    reader.equals_fresh(load, arch, seed=1)
     engine.close()
     weights.close()
 
