@@ -1,0 +1,67 @@
+"""Random sessions against a plain oracle: turns, rewinds, cancels, limits, drafts and faults.
+
+    python tests/fuzz.py --minutes 60 [--real MODEL.gguf] [--seed N]
+
+An episode is one model with a few sessions and some dozens of operations on them. Whatever happens,
+each answer must be the one that `oracle.plainly` gives for the same prompt and parameters, as far
+as it got; messages, history, cache and statistics must fit to it. An episode depends on its seed
+only, so the command printed with a failure repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from fuzz_talker import Talker
+from fuzz_worlds import FakeWorld, World
+
+N_OPERATIONS = 30
+
+
+def run_episode(world: World, seed: int) -> Counter[str]:
+    """Some dozens of operations on up to three sessions of a world; how often what came about."""
+    rng = random.Random(seed)
+    seen: Counter[str] = Counter()
+    talkers = [Talker(world, rng, seen) for _ in range(rng.randint(1, 3))]
+    try:
+        for _ in range(N_OPERATIONS):
+            rng.choice(talkers).act()
+    except Exception as error:
+        history = "\n".join(line for talker in talkers for line in talker.log[-6:])
+        raise AssertionError(f"{error!r}\nseed {seed}\n{history}") from error
+    finally:
+        for talker in talkers:
+            talker.close()
+    return seen
+
+
+def fuzz(make_world: Callable[[int], World], *, seed: int, seconds: float) -> Counter[str]:
+    """Episodes from `seed` on until the time is over, at least one; what they met."""
+    seen: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    while not seen["episodes"] or time.monotonic() < ends:
+        seen += run_episode(make_world(seed), seed)
+        seen["episodes"] += 1
+        seed += 1
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=1.0, help="0: one episode")
+    parser.add_argument("--seed", type=int, default=None, help="of the first episode")
+    parser.add_argument("--real", type=Path, help="a small GGUF file instead of the fake engine")
+    options = parser.parse_args()
+    seed = random.randrange(1 << 30) if options.seed is None else options.seed
+    print(f"first seed: {seed}", flush=True)
+    seen = fuzz(FakeWorld, seed=seed, seconds=60 * options.minutes)
+    print(", ".join(f"{n} {what}" for what, n in sorted(seen.items())))
+
+
+if __name__ == "__main__":
+    main()
