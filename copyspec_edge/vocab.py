@@ -83,7 +83,8 @@ class Vocab:
         """Token ids of `text`, shape (n,).
 
         Args:
-            add_special: put the beginning-of-sequence token in front where the model wants one.
+            add_special: put the beginning-of-sequence token in front where the model wants one
+                and the text does not begin with it.
             parse_special: read the names of special tokens as these tokens. Not for users' text.
 
         Raises:
@@ -108,8 +109,15 @@ class Vocab:
         )
         if count < 0:
             raise EngineError(f"llama.cpp could not tokenize a text of {len(raw)} bytes")
-        tokens: Tokens = ids[:count].copy()
+        first = int(add_special and self._begins_twice(ids[:count]))
+        tokens: Tokens = ids[first:count].copy()
         return tokens
+
+    def _begins_twice(self, ids: Tokens) -> bool:
+        """Whether a beginning-of-sequence token was put in front of one that the text has."""
+        bos = llama_cpp.llama_vocab_bos(self._pointer)
+        is_added = llama_cpp.llama_vocab_get_add_bos(self._pointer)
+        return bool(is_added and len(ids) > 1 and ids[0] == ids[1] == bos)
 
     def tokenize_after(self, text: str, *, parse_special: bool = False) -> Tokens:
         """Token ids of `text` as it stands behind other text, without a space put in front."""
