@@ -48,10 +48,10 @@ class Asked:
 class Talker:
     """A session, the answer it is giving if there is one, and the chat as it should be."""
 
-    def __init__(self, world: World, rng: random.Random, seen: Counter[str]) -> None:
+    def __init__(self, world: World, rng: random.Random) -> None:
         self._world = world
         self._rng = rng
-        self._seen = seen
+        self.seen: Counter[str] = Counter()
         self.log: list[str] = []
         self._open: Asked | None = None
         self._begin()
@@ -153,14 +153,25 @@ class Talker:
         most = self._rng.choice([None, None, None, 1, 3])
         read: Callable[[], None] = lambda: self._read(asked, most)  # noqa: E731
         failures: list[BaseException] = []
+        canceller = self._cancel_soon(asked) if self._rng.random() < 0.05 else None
         if self._rng.random() < 0.1:
             in_thread(read, failures)
         else:
             caught(read, failures)
+        if canceller:
+            canceller.join()
         if failures:
             self._failed(asked, failures[0])
         elif asked.answer.reply is not None:
             self._ended(asked, asked.answer.reply)
+
+    def _cancel_soon(self, asked: Asked) -> threading.Thread:
+        """A cancel at any moment; of all that happens here only its time is not repeatable."""
+        asked.may_cancel = True
+        timer = threading.Timer(self._rng.random() / 200, self._session.cancel)
+        timer.start()
+        self._note("cancelled soon")
+        return timer
 
     def _read(self, asked: Asked, most: int | None) -> None:
         for chunk in asked.answer:
@@ -211,9 +222,9 @@ class Talker:
     def _ended(self, asked: Asked, reply: Reply, *, to_its_end: bool = True) -> None:
         self._open = None
         self._disarm()
-        self._seen[reply.finish_reason] += 1
-        self._seen["tokens"] += len(reply.token_ids)
-        self._seen["accepted"] += reply.stats.accepted_tokens
+        self.seen[reply.finish_reason] += 1
+        self.seen["tokens"] += len(reply.token_ids)
+        self.seen["accepted"] += reply.stats.accepted_tokens
         if reply.finish_reason == "cancelled":
             assert asked.may_cancel
             partial = self._partial(asked, len(reply.token_ids))
@@ -230,11 +241,13 @@ class Talker:
         self._take_turn(asked.message, said(reply))
 
     def _failed(self, asked: Asked, error: BaseException) -> None:
-        if not (asked.may_fail and isinstance(error, (EngineError, DrafterError))):
+        if not (
+            asked.may_fail and isinstance(error, (EngineError, ContextFullError, DrafterError))
+        ):
             raise error
         self._open = None
         self._disarm()
-        self._seen["errors"] += 1
+        self.seen["errors"] += 1
         tokens = asked.token_ids
         assert asked.answer.reply is None
         assert tokens == asked.expected.token_ids[: len(tokens)]
@@ -249,7 +262,7 @@ class Talker:
         if reply.finish_reason != "stop" or is_eog:
             assert kept == reply.token_ids
             return
-        self._seen["rewinds"] += 1
+        self.seen["rewinds"] += 1
         raw = b"".join(map(self._world.vocab.piece, kept))
         assert reply.text.startswith(whole_characters(raw))
         assert is_whole(raw)

@@ -22,8 +22,9 @@ from copyspec_edge.session import Session
 from copyspec_edge.template import Message
 from copyspec_edge.vocab import Vocab
 
-# "cancel" and "cancel elsewhere": at the start of the k-th batch, from this and another thread.
-Mishap = Literal[Fault, "cancel", "cancel elsewhere"]
+# "full": no room in the cache. "cancel" and "cancel elsewhere": while a batch is read, from this
+# and another thread.
+Mishap = Literal[Fault, "full", "cancel", "cancel elsewhere"]
 Choice = Literal[Kind, "copy", "none", "any"]
 CHOICES: tuple[Choice, ...] = (*KINDS, "copy", "none", "any")
 
@@ -96,6 +97,8 @@ class World(Protocol):
     def render(self, messages: list[Message]) -> str:
         """A conversation as its template has it, without special tokens."""
         ...
+
+    def close(self) -> None: ...
 
 
 def elsewhere(action: Callable[[], None]) -> None:
@@ -172,3 +175,6 @@ class FakeWorld:
 
     def render(self, messages: list[Message]) -> str:
         return FakeVocab.special_text.sub("", fake_template().render(messages))
+
+    def close(self) -> None:
+        pass
