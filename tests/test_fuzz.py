@@ -20,8 +20,8 @@ from copyspec_edge.history import Tokens
 from copyspec_edge.sampling import Sampler, verify
 
 MET = ("accepted", "cancelled", "errors", "length", "rewinds", "stop")
-# 1,500 requests that each kept one native sampler or one row would take more.
-FLAT_BYTES = 2_000_000
+# 1,500 requests that each kept one native sampler would take 10 MB.
+FLAT_BYTES = 4_000_000
 
 
 def episodes(make_world: Callable[[int], World], seeds: range) -> Counter[str]:
