@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     seed = random.randrange(1 << 30) if options.seed is None else options.seed
     print(f"first seed: {seed}", flush=True)
-    make_world = partial(RealWorld, options.real) if options.real else FakeWorld
+    make_world = partial(RealWorld.random, options.real) if options.real else FakeWorld.random
     if options.requests:
         print(f"grown by {growth(make_world(seed), options.requests):,} bytes")
         return

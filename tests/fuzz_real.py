@@ -45,17 +45,16 @@ class RealWorld:
     mishaps: tuple[Mishap, ...] = ("before", "after", "nan", "full", "cancel", "cancel elsewhere")
     alphabet = "abcd é한\n"
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self._rng = random.Random(seed)
-        n_batch = self._rng.choice([16, 64])
+    def __init__(self, path: Path, *, n_ctx: int = 64, n_batch: int = 64, seed: int = 0) -> None:
         settings = Settings(
             n_threads=1,
             calibrate=False,
             flash_attn="off",
-            n_ctx=self._rng.choice([48, 160]),
+            n_ctx=n_ctx,
             n_batch=n_batch,
             n_ubatch=n_batch,
         )
+        self._rng = random.Random(seed)
         self._settings = settings
         self._model = Model.load(path, settings)
         self.vocab = self._model._vocab
@@ -64,6 +63,11 @@ class RealWorld:
         self.can_truncate = self._model._weights.keeps_attention_only
         self._faulty = FaultyDecode(llama_cpp.llama_decode)
         llama_cpp.llama_decode = self._faulty
+
+    @classmethod
+    def random(cls, path: Path, seed: int) -> RealWorld:
+        rng = random.Random(seed)
+        return cls(path, n_ctx=rng.choice([48, 160]), n_batch=rng.choice([16, 64]), seed=seed)
 
     def session(self) -> tuple[Session, AnyDrafter]:
         session = self._model.session(min_rows=2)

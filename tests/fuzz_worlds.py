@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
-from fake_engine import FakeEngine, Fault, TinyLanguage
+from fake_engine import FakeEngine, Fault, Language, TinyLanguage
 from fake_vocab import BOT, END, N_VOCAB, USER, FakeVocab, fake_template, fake_vocab
 from oracle import Reader
 from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
 
 from copyspec_edge.accept import AcceptModel
 from copyspec_edge.copy_drafter import CopyDrafter
-from copyspec_edge.cost import CPU_CURVE
+from copyspec_edge.cost import CPU_CURVE, Costs
 from copyspec_edge.drafter import NO_DRAFT, Draft
 from copyspec_edge.engine import Engine
 from copyspec_edge.history import Tokens, as_tokens
@@ -108,53 +109,69 @@ def elsewhere(action: Callable[[], None]) -> None:
     thread.join()
 
 
+@dataclass
 class FakeWorld:
     """Sessions on fake engines that speak one tiny language."""
+
+    language: Language
+    n_ctx: int = 200
+    max_rows: int = 16
+    n_batch: int = 32
+    can_truncate: bool = True
+    min_rows: int = 1
+    cost: Costs = FLAT
+    system: str | None = None
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     mishaps: tuple[Mishap, ...] = ("before", "partly", "after", "nan", "cancel", "cancel elsewhere")
     chats = True
     alphabet = "abcdef é한\n"
 
-    def __init__(self, seed: int) -> None:
-        rng = random.Random(seed)
-        ends = rng.choice([frozenset({END}), frozenset()])
-        self._language = TinyLanguage(
-            N_VOCAB, order=rng.randint(1, 3), seed=seed, unlikely=ends | {USER, BOT}
-        )
+    def __post_init__(self) -> None:
         self.vocab = fake_vocab()
-        self.n_ctx = rng.choice([24, 64, 200])
-        self._max_rows = rng.choice([1, 2, 5, 16])
-        self._n_batch = self._max_rows + rng.choice([1, 7, 30])
-        self.can_truncate = rng.random() < 0.7
-        self.min_rows = rng.choice([1, 1, 2])
-        self._cost = rng.choice([FLAT, CPU_CURVE])
         self._accept = AcceptModel()
-        self._rng = rng
-        self._system = rng.choice([None, "f."])
+
+    @classmethod
+    def random(cls, seed: int) -> FakeWorld:
+        rng = random.Random(seed)
+        ends = rng.choice([frozenset({END}), frozenset[int]()])
+        order, unlikely = rng.randint(1, 3), ends | {USER, BOT}
+        max_rows = rng.choice([1, 2, 5, 16])
+        return cls(
+            TinyLanguage(N_VOCAB, order=order, seed=seed, unlikely=unlikely),
+            n_ctx=rng.choice([24, 64, 200]),
+            max_rows=max_rows,
+            n_batch=max_rows + rng.choice([1, 7, 30]),
+            can_truncate=rng.random() < 0.7,
+            min_rows=rng.choice([1, 1, 2]),
+            cost=rng.choice([FLAT, CPU_CURVE]),
+            system=rng.choice([None, "f."]),
+            rng=rng,
+        )
 
     def session(self) -> tuple[Session, AnyDrafter]:
         engine = FakeEngine(
-            self._language,
+            self.language,
             n_ctx=self.n_ctx,
-            max_rows=self._max_rows,
-            n_batch=self._n_batch,
+            max_rows=self.max_rows,
+            n_batch=self.n_batch,
             can_truncate=self.can_truncate,
         )
         copy = CopyDrafter(self.n_ctx, self.vocab.eog_tokens, self._accept)
-        drafter = AnyDrafter(copy, n_vocab=N_VOCAB, eog=END, seed=self._rng.getrandbits(32))
+        drafter = AnyDrafter(copy, n_vocab=N_VOCAB, eog=END, seed=self.rng.getrandbits(32))
         session = Session(
             cast(Engine, engine),
             self.vocab,
             fake_template(),
-            self._cost,
+            self.cost,
             drafter,
-            system=self._system,
+            system=self.system,
             min_rows=self.min_rows,
         )
         return session, drafter
 
     def reader(self) -> Reader:
-        return self._language.row
+        return self.language.row
 
     def arm(self, session: Session, mishap: Mishap, at: int) -> None:
         engine = cast(FakeEngine, session.engine)

@@ -30,7 +30,7 @@ def episodes(make_world: Callable[[int], World], seeds: range) -> Counter[str]:
 
 @pytest.mark.parametrize("first_seed", range(0, 60, 15))
 def test_random_sessions_on_the_fake_engine_say_what_plain_decoding_says(first_seed: int) -> None:
-    met = episodes(FakeWorld, range(first_seed, first_seed + 15))
+    met = episodes(FakeWorld.random, range(first_seed, first_seed + 15))
     assert min(met[what] for what in MET) > 10
 
 
@@ -47,7 +47,7 @@ def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_random_sessions_on_a_tiny_model_say_what_plain_decoding_says(
     chat_path: Path, first_seed: int
 ) -> None:
-    met = episodes(partial(RealWorld, chat_path), range(first_seed, first_seed + 10))
+    met = episodes(partial(RealWorld.random, chat_path), range(first_seed, first_seed + 10))
     assert min(met[what] for what in MET) > 0
 
 
@@ -60,7 +60,7 @@ def test_the_fuzzer_notices_a_verifier_that_believes_drafts(
 
     monkeypatch.setattr(decoder, "verify", believe)
     with pytest.raises(AssertionError, match="repeat: --minutes 0 --seed 3"):
-        run_episode(FakeWorld(3), 3)
+        run_episode(FakeWorld.random(3), 3)
 
 
 def test_the_fuzzer_notices_a_decode_that_ignores_what_is_cut_off(
@@ -68,7 +68,7 @@ def test_the_fuzzer_notices_a_decode_that_ignores_what_is_cut_off(
 ) -> None:
     monkeypatch.setattr("fake_engine.FakeEngine.truncate", lambda engine, length: None)
     with pytest.raises(AssertionError, match="repeat:"):
-        episodes(FakeWorld, range(5))
+        episodes(FakeWorld.random, range(5))
 
 
 needs_measure = pytest.mark.skipif(not CAN_MEASURE, reason="no /proc/self/statm to read here")
@@ -76,12 +76,12 @@ needs_measure = pytest.mark.skipif(not CAN_MEASURE, reason="no /proc/self/statm 
 
 @needs_measure
 def test_2000_requests_on_the_fake_engine_keep_no_memory() -> None:
-    assert growth(FakeWorld(2), 2000) < FLAT_BYTES
+    assert growth(FakeWorld.random(2), 2000) < FLAT_BYTES
 
 
 @needs_measure
 def test_2000_requests_on_a_tiny_model_keep_no_memory(chat_path: Path) -> None:
-    world = RealWorld(chat_path, 0)
+    world = RealWorld.random(chat_path, 0)
     try:
         assert growth(world, 2000) < FLAT_BYTES
     finally:
