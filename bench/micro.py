@@ -18,7 +18,7 @@ from copyspec_edge.cost import CPU_CURVE, CostModel
 from copyspec_edge.decoder import decode
 from copyspec_edge.history import History, Tokens
 from copyspec_edge.matcher import Matcher
-from copyspec_edge.sampling import GreedySampler
+from copyspec_edge.selector import GreedySampler
 
 LENGTHS = (4096, 32768, 131072)
 _ROUNDS = 200
@@ -54,6 +54,10 @@ class RecitingSampler:
 
     def accept(self, token: int) -> None:
         """Nothing depends on it."""
+
+    def admits(self, draft: Tokens) -> int:
+        """Any draft may be what was recorded."""
+        return len(draft)
 
 
 def histories(length: int) -> dict[str, Tokens]:

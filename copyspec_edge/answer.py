@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from copyspec_edge.errors import CancelledError, SessionBusyError
 from copyspec_edge.reply import Chunk, FinishReason, Reply, Transcript
@@ -17,7 +18,7 @@ class Answer(Iterator[Chunk]):
 
     Attributes:
         reply: the whole answer once it has ended, else None.
-        stopped: whether a stop string ended it.
+        stopped: whether a stop string or a stopping criterion ended it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Answer(Iterator[Chunk]):
 
     def _advance(self) -> Chunk:
         try:
-            step = next(self._steps)
+            self.stopped = self.transcript.add(next(self._steps))
         except CancelledError:
             rest = self.transcript.rest()
             self._end("cancelled")
@@ -87,7 +88,6 @@ class Answer(Iterator[Chunk]):
         except BaseException:
             self._end(None)
             raise
-        self.stopped = self.transcript.add(step)
         reason = self._reason()
         chunk = self.transcript.chunk(final=reason is not None)
         if reason:
@@ -101,9 +101,14 @@ class Answer(Iterator[Chunk]):
 
     def _end(self, reason: FinishReason | None) -> None:
         if reason:
-            stats = self._summarize(self.transcript.steps)
-            token_ids = tuple(self.transcript.token_ids)
-            self.reply = Reply(self.transcript.text, token_ids, reason, stats)
+            steps = self.transcript.steps
+            self.reply = Reply(
+                self.transcript.text,
+                tuple(self.transcript.token_ids),
+                reason,
+                self._summarize(steps),
+                tuple(chain.from_iterable(step.logprobs for step in steps)),
+            )
         on_end, self._on_end = self._on_end, None
         if on_end:
             on_end(self)

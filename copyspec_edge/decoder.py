@@ -17,6 +17,7 @@ from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CPU_CURVE, Costs
 from copyspec_edge.drafter import NO_DRAFT, Draft, Drafter
 from copyspec_edge.history import History, Tokens
+from copyspec_edge.logprobs import TokenLogprob, token_logprob
 from copyspec_edge.policy import trim
 from copyspec_edge.sampling import Sampler, verify
 from copyspec_edge.stats import Step
@@ -47,6 +48,7 @@ def decode(
     eog: Container[int],
     max_tokens: int,
     min_rows: int = 1,
+    logprobs: int | None = None,
 ) -> Iterator[Step]:
     """Continue `history`, one forward pass a step, and commit each step before yielding it.
 
@@ -57,6 +59,7 @@ def decode(
     Args:
         min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
             the last token and forgotten again.
+        logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
         Whatever engine and sampler raise; the history then ends at the last committed token.
@@ -68,18 +71,25 @@ def decode(
         draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
-            draft = trim(drafter.draft(history.tokens, room - 1), cost)
+            draft = _worthwhile(drafter.draft(history.tokens, room - 1), cost, sampler)
         least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
         padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
-        new = _forward(engine, history, draft.tokens, sampler, eog, padding)
+        new, likely = _forward(engine, history, draft.tokens, sampler, eog, padding, logprobs)
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
             cost.observe(len(draft) + 1 + padding, seconds)
-        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds)
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, likely)
         if int(new[-1]) in eog:
             return
+
+
+def _worthwhile(draft: Draft, cost: Costs, sampler: Sampler) -> Draft:
+    """What of a draft pays and can be chosen at all."""
+    draft = trim(draft, cost)
+    possible = sampler.admits(draft.tokens) if len(draft) else 0
+    return draft if possible == len(draft) else trim(draft.head(possible), cost)
 
 
 def _forward(
@@ -89,16 +99,23 @@ def _forward(
     sampler: Sampler,
     eog: Container[int],
     padding: int,
-) -> Tokens:
+    n_top: int | None,
+) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
     try:
         rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
         new = verify(draft, rows, sampler, eog)
+        likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)
     finally:
         engine.truncate(len(history) - 1)
-    return new
+    return new, likely
+
+
+def _look_up(rows: npt.NDArray[np.float32], new: Tokens, n_top: int) -> tuple[TokenLogprob, ...]:
+    tokens = new.tolist()
+    return tuple(token_logprob(rows[i], token, n_top) for i, token in enumerate(tokens))
 
 
 def _count_accepted(draft: Draft, new: Tokens) -> int:

@@ -18,7 +18,7 @@ from copyspec_edge.errors import ChatTemplateError
 from copyspec_edge.history import Tokens
 from copyspec_edge.native_check import choose_extra_bufts
 from copyspec_edge.reply import Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
 from copyspec_edge.template import ChatTemplate, Message
@@ -91,7 +91,12 @@ class Model:
         return self._template is not None
 
     def session(
-        self, *, system: str | None = None, copy: bool = True, min_rows: int = 1
+        self,
+        *,
+        system: str | None = None,
+        copy: bool = True,
+        min_rows: int = 1,
+        wait: bool = False,
     ) -> Session:
         """A new conversation with a context of its own.
 
@@ -100,6 +105,8 @@ class Model:
             copy: draft by copying; without it every token costs a forward pass.
             min_rows: least number of tokens decoded at once. With 2, and flash attention off,
                 llama.cpp rounds alike with copying on and off for many weight types.
+            wait: a second thread that asks waits for the first one's answer to end, instead of
+                a SessionBusyError.
 
         Raises:
             ChatTemplateError: a system message for a model without a chat template.
@@ -120,6 +127,7 @@ class Model:
             drafter,
             system=system,
             min_rows=min_rows,
+            wait=wait,
         )
         self._sessions.add(session)
         return session
@@ -129,11 +137,12 @@ class Model:
     ) -> Reply:
         """Continue a text without a chat template. See `Session.complete`.
 
-        One session is kept for this, so that texts with a common beginning share its reading.
+        One session is kept for this, so that texts with a common beginning share its reading;
+        a second thread waits for the first one's text.
         """
         with self._lock:
             if self._completions is None:
-                self._completions = self.session()
+                self._completions = self.session(wait=True)
         return self._completions.complete(prompt, params=params)
 
     def tokenize(

@@ -21,7 +21,8 @@ from copyspec_edge.errors import (
 )
 from copyspec_edge.history import History, Tokens, as_tokens, checked_tokens, common_prefix
 from copyspec_edge.reply import Reply, Transcript
-from copyspec_edge.sampling import SamplingParams, make_sampler
+from copyspec_edge.sampling import make_sampler
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import fold
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
@@ -47,6 +48,7 @@ class Session:
         *,
         system: str | None = None,
         min_rows: int = 1,
+        wait: bool = False,
     ) -> None:
         self.engine = engine
         self._vocab = vocab
@@ -56,6 +58,8 @@ class Session:
         self.drafter = drafter
         self._conversation = Conversation(template, system) if template else None
         self._busy = threading.Lock()
+        self._wait = wait
+        self._asking: int | None = None
         self._answer: weakref.ref[Answer] | None = None
 
     @property
@@ -163,15 +167,18 @@ class Session:
             answer.close()
 
     def _begin(self, asked: str | Tokens, params: SamplingParams) -> Answer:
-        if not self._busy.acquire(blocking=False):
+        this_thread = threading.get_ident()
+        waits = self._wait and self._asking != this_thread
+        if not self._busy.acquire(blocking=waits):
             raise SessionBusyError(
                 "an answer of this session is unfinished: read it to its end, close() it, "
                 "or use another session"
             )
+        self._asking = this_thread
         try:
             answer = self._start(asked, params)
         except BaseException:
-            self._busy.release()
+            self._release()
             raise
         self._answer = weakref.ref(answer)
         return answer
@@ -189,6 +196,7 @@ class Session:
                 f"a prompt of {len(prompt)} tokens leaves no room for an answer in the context "
                 f"of {self.n_ctx}: shorten it, reset the session, or choose a larger context"
             )
+        sampler = make_sampler(params, self._vocab, prompt, self.n_ctx)
         cached = self._take_prompt(prompt)
         self.engine.clear_cancel()
         max_tokens = min(params.max_tokens or room, room)
@@ -196,15 +204,16 @@ class Session:
             self.engine,
             self._history,
             drafter=self.drafter,
-            sampler=make_sampler(params, self.engine.n_vocab),
+            sampler=sampler,
             cost=self.cost,
             eog=self._vocab.eog_tokens,
             max_tokens=max_tokens,
             min_rows=self._min_rows,
+            logprobs=params.logprobs,
         )
         return Answer(
             steps,
-            Transcript(self._vocab, params.stop),
+            Transcript(self._vocab, params.stop, params.stopping),
             max_tokens=max_tokens,
             summarize=lambda steps: fold(
                 steps,
@@ -234,7 +243,11 @@ class Session:
                     turn, reply.text, spelled=spelled, n_spelled=n_prompt + n_kept
                 )
         finally:
-            self._busy.release()
+            self._release()
+
+    def _release(self) -> None:
+        self._asking = None
+        self._busy.release()
 
     def _rewind(self, length: int) -> None:
         """Cut history, engine and drafter to the first `length` tokens."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, Fault, RecitingLanguage, TinyLanguage
+from fake_vocab import bare_vocab
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
@@ -17,7 +18,8 @@ from copyspec_edge.decoder import decode, warm_up
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
 from copyspec_edge.history import History, as_tokens
-from copyspec_edge.sampling import Sampler, SamplingParams, make_sampler
+from copyspec_edge.sampling import Sampler, make_sampler
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import Step
 
 GREEDY = SamplingParams(temperature=0)
@@ -74,7 +76,12 @@ class Run:
         self.engine = self.engine or self.case.engine()
         self.history = History(self.case.n_ctx)
         self.history.extend(self.case.prompt)
-        self.sampler: Sampler = make_sampler(self.case.params, self.case.language.n_vocab)
+        self.sampler: Sampler = make_sampler(
+            self.case.params,
+            bare_vocab(self.case.language.n_vocab),
+            self.history.tokens,
+            self.case.n_ctx,
+        )
 
     @property
     def generated(self) -> list[int]:

@@ -39,7 +39,7 @@ from copyspec_edge.errors import (
 )
 from copyspec_edge.history import common_prefix
 from copyspec_edge.reply import Chunk, Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)

@@ -21,7 +21,7 @@ from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import Engine
 from copyspec_edge.history import History, Tokens
-from copyspec_edge.sampling import GreedySampler, Row
+from copyspec_edge.selector import GreedySampler, Row
 from copyspec_edge.stats import Step
 
 PLAIN = "plain"
@@ -44,6 +44,10 @@ class RecordedSampler:
 
     def accept(self, token: int) -> None:
         """Nothing depends on it."""
+
+    def admits(self, draft: Tokens) -> int:
+        """Any draft may be what was recorded."""
+        return len(draft)
 
 
 @dataclass(frozen=True)

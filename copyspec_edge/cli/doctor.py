@@ -15,7 +15,7 @@ from copyspec_edge.model import Model
 from copyspec_edge.native_check import Outcome, probe
 from copyspec_edge.presets import load_presets, rebuild_command
 from copyspec_edge.registry import locate
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 
 _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
 
