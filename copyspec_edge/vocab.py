@@ -136,8 +136,8 @@ class Vocab:
 
     def _begins_twice(self, ids: Tokens) -> bool:
         """Whether a beginning-of-sequence token was put in front of one that the text has."""
-        bos = llama_cpp.llama_vocab_bos(self._pointer)
-        is_added = llama_cpp.llama_vocab_get_add_bos(self._pointer)
+        bos = llama_cpp.llama_vocab_bos(self.native)
+        is_added = llama_cpp.llama_vocab_get_add_bos(self.native)
         return bool(is_added and len(ids) > 1 and ids[0] == ids[1] == bos)
 
     def tokenize_after(self, text: str, *, parse_special: bool = False) -> Tokens:

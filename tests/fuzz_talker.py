@@ -24,7 +24,7 @@ from copyspec_edge.errors import (
 )
 from copyspec_edge.history import as_tokens, common_prefix
 from copyspec_edge.reply import Chunk, Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 
 
 @dataclass

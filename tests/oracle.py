@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 from fake_engine import Row
 
+from copyspec_edge.errors import EngineError
+from copyspec_edge.history import as_tokens
+from copyspec_edge.logprobs import TokenLogprob, token_logprob
 from copyspec_edge.reply import Reply
-from copyspec_edge.sampling import SamplingParams, make_sampler
+from copyspec_edge.sampling import make_sampler
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.vocab import Vocab
 
 # The logits behind a sequence of tokens.
@@ -22,15 +26,16 @@ Reader = Callable[[Sequence[int]], Row]
 
 @dataclass(frozen=True)
 class Said:
-    """An answer without how it came about."""
+    """An answer without how it came about; one that the sampler cannot go on with is an "error"."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def said(reply: Reply) -> Said:
-    return Said(reply.text, reply.token_ids, reply.finish_reason)
+    return Said(reply.text, reply.token_ids, reply.finish_reason, reply.logprobs)
 
 
 def plainly(
@@ -38,22 +43,32 @@ def plainly(
 ) -> Said:
     """The answer that one row after the other gives."""
     room = n_ctx - len(prompt)
-    tokens, raw = list(prompt), b""
-    sampler = make_sampler(params, vocab.n_tokens)
-    reason = "length"
-    while reason == "length" and len(tokens) - len(prompt) < min(params.max_tokens or room, room):
-        token = sampler.choose(read(tokens))
+    tokens, raw, logprobs = list(prompt), b"", list[TokenLogprob]()
+    sampler = make_sampler(params, vocab, as_tokens(prompt), n_ctx)
+
+    def ended(text: str, reason: str) -> Said:
+        return Said(text, tuple(tokens[len(prompt) :]), reason, tuple(logprobs))
+
+    for _ in range(min(params.max_tokens or room, room)):
+        row = read(tokens)
+        try:
+            token = sampler.choose(row)
+        except EngineError:
+            return ended(raw.decode("utf-8", "replace"), "error")
         sampler.accept(token)
         tokens.append(token)
+        if params.logprobs is not None:
+            logprobs.append(token_logprob(row, token, params.logprobs))
         if token in vocab.eog_tokens:
-            reason = "stop"
-            continue
+            return ended(raw.decode("utf-8", "replace"), "stop")
         raw += vocab.piece(token)
         text = whole_characters(raw)
         found = [at for stop in params.stop if (at := text.find(stop)) >= 0]
         if found:
-            return Said(text[: min(found)], tuple(tokens[len(prompt) :]), "stop")
-    return Said(raw.decode("utf-8", "replace"), tuple(tokens[len(prompt) :]), reason)
+            return ended(text[: min(found)], "stop")
+        if any(stops(tuple(tokens[len(prompt) :]), text) for stops in params.stopping):
+            return ended(raw.decode("utf-8", "replace"), "stop")
+    return ended(raw.decode("utf-8", "replace"), "length")
 
 
 def whole_characters(raw: bytes) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from fake_engine import FakeEngine, TinyLanguage
+from fake_vocab import bare_vocab
 from scripted_drafter import FLAT
 
 from copyspec_edge import SamplingParams, decoder
@@ -79,7 +80,7 @@ def run(params: SamplingParams, drafter: Drafter) -> Tokens:
         engine,
         history,
         drafter=drafter,
-        sampler=make_sampler(params, N_VOCAB),
+        sampler=make_sampler(params, bare_vocab(N_VOCAB), history.tokens, N_CTX),
         cost=FLAT,
         eog=(),
         max_tokens=N_CTX,
