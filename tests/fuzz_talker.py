@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from fuzz_worlds import CHOICES, DrafterError, World
+from every_option import Hiccup, HiccupError, any_params
+from fuzz_worlds import CHOICES, AnyDrafter, DrafterError, World
 from oracle import Said, plainly, said, whole_characters
 
 from copyspec_edge.answer import Answer
@@ -25,6 +26,8 @@ from copyspec_edge.errors import (
 from copyspec_edge.history import as_tokens, common_prefix
 from copyspec_edge.reply import Chunk, Reply
 from copyspec_edge.sampling_params import SamplingParams
+
+NOTHING = Said("", (), "length")
 
 
 @dataclass
@@ -53,11 +56,17 @@ class Talker:
         self._rng = rng
         self.seen: Counter[str] = Counter()
         self.log: list[str] = []
+        self._processor, self._criterion = Hiccup(), Hiccup()
         self._open: Asked | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._session, self._drafter = self._world.session()
+        self._breakable: list[AnyDrafter | Hiccup] = [
+            self._drafter,
+            self._processor,
+            self._criterion,
+        ]
         self._messages = list(self._session.messages)
         self._system = list(self._messages)
 
@@ -80,7 +89,7 @@ class Talker:
     # Asking.
 
     def ask(self) -> None:
-        params = any_params(self._rng, self._world.alphabet)
+        params = self._params()
         held = self._world.held(self._session)
         message, prompt = None, None
         try:
@@ -104,6 +113,17 @@ class Talker:
         self._prepare(asked)
         self.go_on()
 
+    def _params(self) -> SamplingParams:
+        world = self._world
+        params = any_params(self._rng, world.alphabet, grammars=world.grammars)
+        if self._rng.random() < 0.7:
+            return params
+        return replace(
+            params,
+            logits_processors=(*params.logits_processors, self._processor),
+            stopping=(*params.stopping, self._criterion),
+        )
+
     def _asked(
         self, answer: Answer, prompt: list[int], params: SamplingParams, message: str | None
     ) -> Asked:
@@ -117,7 +137,6 @@ class Talker:
         """Choose drafts and mishaps for an answer."""
         self._drafter.choice = self._rng.choice(CHOICES)
         self._drafter.expected = as_tokens([*asked.prompt, *asked.expected.token_ids])
-        self._drafter.fails_at = None
         self._note(f"drafts: {self._drafter.choice}")
         if self._rng.random() < 0.3:
             mishap = self._rng.choice(self._world.mishaps)
@@ -125,10 +144,12 @@ class Talker:
             asked.may_cancel = mishap.startswith("cancel")
             asked.may_fail = not asked.may_cancel
             self._note(f"mishap: {mishap} at {at}")
-        elif self._rng.random() < 0.05:
-            self._drafter.fails_at = self._rng.choice([0, 1, 3])
+        elif self._rng.random() < 0.1:
+            at = self._rng.choice([0, 1, 3])
+            failing = self._rng.choice(self._breakable)
+            failing.fails_at = at + (len(asked.prompt) if failing is self._processor else 0)
             asked.may_fail = True
-            self._note(f"drafter fails at {self._drafter.fails_at}")
+            self._note(f"{type(failing).__name__} fails at {failing.fails_at}")
 
     def _text(self) -> str:
         size = self._rng.choice([1, 3, 8, 8, 8, 60])
@@ -191,11 +212,11 @@ class Talker:
             self._ended(asked, asked.answer.reply, to_its_end=False)
             return
         self._note("dropped")
+        self._disarm()
         partial = self._partial(asked, len(asked.token_ids))
         tokens, prompt, message = asked.token_ids, asked.prompt, asked.message
         del asked
         gc.collect()
-        self._disarm()
         assert self._session.token_ids == (*prompt, *tokens)
         self._take_turn(message, partial)
 
@@ -212,7 +233,7 @@ class Talker:
     def _partial(self, asked: Asked, n_tokens: int) -> Said:
         """What the first tokens of the expected answer say."""
         if not n_tokens:
-            return Said("", (), "length")
+            return NOTHING
         params = replace(asked.params, max_tokens=n_tokens)
         reader, vocab = self._world.reader(), self._world.vocab
         return plainly(reader, vocab, asked.prompt, params, self._world.n_ctx)
@@ -236,14 +257,15 @@ class Talker:
         assert reply.text.startswith(shown)
         assert reply.text == shown or not to_its_end
         assert reply.token_ids == asked.token_ids
+        assert reply.logprobs == tuple(of for chunk in asked.chunks for of in chunk.logprobs)
         check_stats(asked, reply)
         self._check_kept(asked, reply)
         self._take_turn(asked.message, said(reply))
 
     def _failed(self, asked: Asked, error: BaseException) -> None:
-        if not (
-            asked.may_fail and isinstance(error, (EngineError, ContextFullError, DrafterError))
-        ):
+        may_fail = asked.may_fail or asked.expected.finish_reason == "error"
+        injected = (EngineError, ContextFullError, DrafterError, HiccupError)
+        if not (may_fail and isinstance(error, injected)):
             raise error
         self._open = None
         self._disarm()
@@ -251,7 +273,14 @@ class Talker:
         tokens = asked.token_ids
         assert asked.answer.reply is None
         assert tokens == asked.expected.token_ids[: len(tokens)]
-        assert self._session.token_ids == (*asked.prompt, *tokens)
+        committed = self._session.token_ids[len(asked.prompt) :]
+        assert committed[: len(tokens)] == tokens
+        if not isinstance(error, HiccupError):
+            assert committed == tokens
+            return
+        # A stopping criterion looks at tokens that are committed.
+        endless = replace(asked, params=replace(asked.params, stop=(), stopping=()))
+        assert committed == self._partial(endless, len(committed)).token_ids
 
     def _check_kept(self, asked: Asked, reply: Reply) -> None:
         """The history ends with the most tokens that spell nothing but the text."""
@@ -337,23 +366,11 @@ class Talker:
 
     def _disarm(self) -> None:
         self._world.disarm(self._session)
-        self._drafter.fails_at = None
+        for failing in self._breakable:
+            failing.fails_at = None
 
     def _note(self, line: str) -> None:
         self.log.append(line)
-
-
-def any_params(rng: random.Random, alphabet: str) -> SamplingParams:
-    stops = ["".join(rng.choices(alphabet, k=rng.choice([1, 2, 2, 3]))) for _ in range(3)]
-    return SamplingParams(
-        temperature=rng.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
-        top_k=rng.choice([0, 3, 40]),
-        top_p=rng.choice([0.5, 0.95, 1.0]),
-        min_p=rng.choice([0.0, 0.05, 0.5]),
-        seed=rng.randrange((1 << 32) - 1),
-        max_tokens=rng.choice([None, 1, 2, 8, 30]),
-        stop=tuple(stops[: rng.choice([0, 0, 1, 2, 3])]),
-    )
 
 
 def check_stats(asked: Asked, reply: Reply) -> None:

@@ -82,6 +82,7 @@ class World(Protocol):
     n_ctx: int
     alphabet: str
     chats: bool
+    grammars: bool
     can_truncate: bool
     mishaps: tuple[Mishap, ...]
 
@@ -125,6 +126,7 @@ class FakeWorld:
 
     mishaps: tuple[Mishap, ...] = ("before", "partly", "after", "nan", "cancel", "cancel elsewhere")
     chats = True
+    grammars = False
     alphabet = "abcdef é한\n"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import os
 import random
 from pathlib import Path
 
-from fuzz_talker import any_params
+from every_option import any_params
 from fuzz_worlds import CHOICES, World
 
 _STATM = Path("/proc/self/statm")
@@ -33,7 +33,8 @@ def growth(world: World, n_requests: int) -> int:
             session, drafter = world.session()
         drafter.choice = rng.choice([c for c in CHOICES if c in ("copy", "random", "none")])
         prompt = rng.choices(range(world.vocab.n_tokens), k=rng.choice([1, 4, 12]))
-        answer = session.stream_completion(prompt, params=any_params(rng, world.alphabet))
+        params = any_params(rng, world.alphabet, grammars=world.grammars)
+        answer = session.stream_completion(prompt, params=params)
         for _, _ in zip(answer, range(rng.choice([1, 3, 6])), strict=False):
             pass
         del answer  # some of them unfinished
