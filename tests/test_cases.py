@@ -295,6 +295,28 @@ def test_serving_48_times_with_drafts_of_four_equals_plain(
     assert reply.stats.drafted_tokens >= 24
 
 
+HELLO = "Repeat the word hello: hello hello hello hello hello hello"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("penalty", [2.0, -2.0])
+def test_a_frequency_penalty_changes_the_output_and_equals_plain(
+    smollm2_f16: Model, penalty: float
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    penalized = replace(params, frequency_penalty=penalty)
+    with smollm2_f16.session(copy=False, min_rows=2) as plain:
+        free = said(plain.complete(HELLO, params=params))
+        expected, committed = said(plain.complete(HELLO, params=penalized)), plain.token_ids
+    with smollm2_f16.session(min_rows=2) as session:
+        for kind in KINDS[::2]:
+            n_vocab = session.engine.n_vocab
+            drafter = DraftsOfFour(kind, as_tokens(committed), n_vocab=n_vocab, eog=2)
+            session.drafter, session.cost = drafter, FLAT
+            assert said(session.complete(HELLO, params=penalized)) == expected
+    assert expected.token_ids != free.token_ids
+
+
 # One model, several prompts.
 
 
