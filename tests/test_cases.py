@@ -295,7 +295,7 @@ def test_serving_48_times_with_drafts_of_four_equals_plain(
     assert reply.stats.drafted_tokens >= 24
 
 
-HELLO = "Repeat the word hello: hello hello hello hello hello hello"
+HELLO = "repeat the word hello"
 
 
 @pytest.mark.real
@@ -303,7 +303,7 @@ HELLO = "Repeat the word hello: hello hello hello hello hello hello"
 def test_a_frequency_penalty_changes_the_output_and_equals_plain(
     smollm2_f16: Model, penalty: float
 ) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24)
+    params = SamplingParams(temperature=0, max_tokens=16)
     penalized = replace(params, frequency_penalty=penalty)
     with smollm2_f16.session(copy=False, min_rows=2) as plain:
         free = said(plain.complete(HELLO, params=params))
