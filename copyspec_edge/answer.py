@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 from copyspec_edge.errors import CancelledError, SessionBusyError
@@ -14,7 +16,8 @@ class Answer(Iterator[Chunk]):
     """Chunks of one answer; made by `Session.stream`.
 
     Leaving it unfinished (`close`, or dropping it) ends the answer as a cancel does. An error of
-    the model ends it without a reply.
+    the model ends it without a reply. Read by a second thread at the same time, or by a callback,
+    it raises SessionBusyError and goes on.
 
     Attributes:
         reply: the whole answer once it has ended, else None.
@@ -34,19 +37,16 @@ class Answer(Iterator[Chunk]):
         self._max_tokens = max_tokens
         self._summarize = summarize
         self._on_end: Callable[[Answer], None] | None = on_end
-        self._running = False
+        self._reading = threading.Lock()
         self.transcript = transcript
         self.reply: Reply | None = None
         self.stopped = False
 
     def __next__(self) -> Chunk:
-        if self._on_end is None:
-            raise StopIteration
-        self._running = True
-        try:
+        with self._alone():
+            if self._on_end is None:
+                raise StopIteration
             return self._advance()
-        finally:
-            self._running = False
 
     def finish(self) -> Reply:
         """Read the answer to its end.
@@ -66,15 +66,24 @@ class Answer(Iterator[Chunk]):
         Raises:
             SessionBusyError: another thread is reading it; cancel the session instead.
         """
-        if self._running:
-            raise SessionBusyError("the answer is being read by another thread; cancel() it first")
-        if self._on_end is not None:
-            self.transcript.rest()
-            self._end("cancelled")
+        with self._alone():
+            if self._on_end is not None:
+                self.transcript.rest()
+                self._end("cancelled")
 
     def __del__(self) -> None:
-        if getattr(self, "_on_end", None) is not None and not self._running:
+        if getattr(self, "_on_end", None) is not None:
             self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads and the callbacks of this answer from reading or ending it."""
+        if not self._reading.acquire(blocking=False):
+            raise SessionBusyError("this answer is being read; cancel() the session to end it")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _advance(self) -> Chunk:
         try:

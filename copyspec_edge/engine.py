@@ -166,7 +166,7 @@ class Engine:
             raise CancelledError("cancelled")
         native_log.clear_problems()
         batch = self._batch.fill(chunk, self.n_past, rows)
-        code = llama_cpp.llama_decode(self._context, batch)
+        code = self._call_decode(batch)
         if code == 0:
             self.n_past += len(chunk)
             return
@@ -182,6 +182,14 @@ class Engine:
             f"llama_decode failed with code {code} at token {self.n_past}: "
             f"{native_log.last_problems() or 'no reason given'}"
         )
+
+    def _call_decode(self, batch: llama_cpp.llama_batch) -> int:
+        """llama_decode. Ctrl-C is raised once it is over: then all it has read is forgotten."""
+        try:
+            return int(llama_cpp.llama_decode(self._context, batch))
+        except BaseException:
+            self._keep(self.n_past)
+            raise
 
     def _keep(self, length: int) -> None:
         if length and llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, length, -1):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from copyspec_edge.answer import Answer
@@ -26,6 +27,11 @@ from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import fold
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
+
+_BUSY = (
+    "an answer of this session is unfinished: read it to its end, close() it, "
+    "or use another session"
+)
 
 
 class Session:
@@ -136,10 +142,10 @@ class Session:
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        self._end_answer()
-        self._rewind(0)
-        if self._conversation:
-            self._conversation.clear()
+        with self._at_rest():
+            self._rewind(0)
+            if self._conversation:
+                self._conversation.clear()
 
     def close(self) -> None:
         """Free the context. Idempotent.
@@ -147,8 +153,8 @@ class Session:
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        self._end_answer()
-        self.engine.close()
+        with self._at_rest():
+            self.engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -161,19 +167,24 @@ class Session:
     ) -> None:
         self.close()
 
-    def _end_answer(self) -> None:
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """End the answer that is left, and let no other begin meanwhile."""
         answer = self._answer() if self._answer else None
         if answer is not None:
             answer.close()
+        if not self._busy.acquire(blocking=False):
+            raise SessionBusyError(_BUSY)
+        try:
+            yield
+        finally:
+            self._release()
 
     def _begin(self, asked: str | Tokens, params: SamplingParams) -> Answer:
         this_thread = threading.get_ident()
         waits = self._wait and self._asking != this_thread
         if not self._busy.acquire(blocking=waits):
-            raise SessionBusyError(
-                "an answer of this session is unfinished: read it to its end, close() it, "
-                "or use another session"
-            )
+            raise SessionBusyError(_BUSY)
         self._asking = this_thread
         try:
             answer = self._start(asked, params)

@@ -42,7 +42,15 @@ class RealWorld:
     One thread, flash attention off and two rows at least: see design.md, Exactness.
     """
 
-    mishaps: tuple[Mishap, ...] = ("before", "after", "nan", "full", "cancel", "cancel elsewhere")
+    mishaps: tuple[Mishap, ...] = (
+        "before",
+        "after",
+        "nan",
+        "full",
+        "interrupt",
+        "cancel",
+        "cancel elsewhere",
+    )
     alphabet = "abcd é한\n"
 
     def __init__(self, path: Path, *, n_ctx: int = 64, n_batch: int = 64, seed: int = 0) -> None:
@@ -116,6 +124,8 @@ class RealWorld:
             code = decode(context, batch)
             if mishap == "nan" and code == 0:
                 np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (n_vocab,))[0] = np.nan
+            if mishap == "interrupt":
+                raise KeyboardInterrupt
             return -3 if mishap == "after" else code
 
         return fault

@@ -264,7 +264,7 @@ class Talker:
 
     def _failed(self, asked: Asked, error: BaseException) -> None:
         may_fail = asked.may_fail or asked.expected.finish_reason == "error"
-        injected = (EngineError, ContextFullError, DrafterError, HiccupError)
+        injected = (EngineError, ContextFullError, DrafterError, HiccupError, KeyboardInterrupt)
         if not (may_fail and isinstance(error, injected)):
             raise error
         self._open = None

@@ -23,9 +23,9 @@ from copyspec_edge.session import Session
 from copyspec_edge.template import Message
 from copyspec_edge.vocab import Vocab
 
-# "full": no room in the cache. "cancel" and "cancel elsewhere": while a batch is read, from this
-# and another thread.
-Mishap = Literal[Fault, "full", "cancel", "cancel elsewhere"]
+# "full": no room in the cache. "interrupt": Ctrl-C while a batch is read. "cancel" and "cancel
+# elsewhere": a cancel meanwhile, from this and another thread.
+Mishap = Literal[Fault, "full", "interrupt", "cancel", "cancel elsewhere"]
 Choice = Literal[Kind, "copy", "none", "any"]
 CHOICES: tuple[Choice, ...] = (*KINDS, "copy", "none", "any")
 
