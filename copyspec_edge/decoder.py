@@ -57,8 +57,8 @@ def decode(
     never rides on a prompt, since that would change how its logits are rounded.
 
     Args:
-        min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
-            the last token and forgotten again.
+        min_rows: least rows of a batch; missing ones are those of tokens before it or, where it
+            is no prompt, of copies of the last token, which are forgotten again.
         logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
@@ -68,19 +68,25 @@ def decode(
     while left > 0 and len(history) < history.capacity:
         started = time.perf_counter()
         evaluated = len(history) - engine.n_past
-        draft = NO_DRAFT
+        proposed = draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
-            draft = _worthwhile(drafter.draft(history.tokens, room - 1), cost, sampler)
+            proposed = drafter.draft(history.tokens, room - 1)
+            draft = _worthwhile(proposed, cost, sampler)
         least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
-        padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
-        new, likely = _forward(engine, history, draft.tokens, sampler, eog, padding, logprobs)
+        missing = max(0, least - 1 - len(draft))
+        padding = missing if evaluated == 1 else 0
+        earlier = min(missing, evaluated - 1)
+        new, likely = _forward(
+            engine, history, draft.tokens, sampler, eog, padding, earlier, logprobs
+        )
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
             cost.observe(len(draft) + 1 + padding, seconds)
-        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, likely)
+        declined = len(proposed) > len(draft) == 0
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, declined, likely)
         if int(new[-1]) in eog:
             return
 
@@ -99,12 +105,14 @@ def _forward(
     sampler: Sampler,
     eog: Container[int],
     padding: int,
+    earlier: int,
     n_top: int | None,
 ) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
+    n_rows = earlier + len(draft) + 1 + padding
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=n_rows)[earlier:]
         new = verify(draft, rows, sampler, eog)
         likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)

@@ -231,6 +231,7 @@ class Session:
                 prompt_tokens=len(prompt),
                 cached_tokens=cached,
                 threads=self.engine.n_threads,
+                rollback=self.engine.rollback,
             ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -215,6 +216,33 @@ def test_an_engine_that_cannot_truncate_gives_the_same_output(
     engine = case.engine(can_truncate=False)
     run = Run(case, case.scripted(kind, seed), engine).finish()
     assert run.generated == case.plain.generated
+
+
+@many
+@given(cases(), kinds, seeds)
+def test_an_engine_that_goes_back_to_before_a_draft_gives_the_same_output(
+    case: Case, kind: Kind, seed: int
+) -> None:
+    run = Run(case, case.scripted(kind, seed), case.engine(checkpoints=True)).finish()
+    assert run.generated == case.plain.generated
+    for before, step in itertools.pairwise(run.steps):
+        rejected = before.accepted < before.drafted or case.min_rows > before.drafted + 1
+        if before.evaluated == 1 and rejected:
+            assert step.evaluated == 1 + len(before.tokens)
+            assert step.drafted == 0
+
+
+@few
+@given(cases())
+def test_a_step_declines_what_is_not_worth_verifying_and_nothing_else(case: Case) -> None:
+    dear = replace(case, cost=CostCurve((1, 2, 64), (1.0, 100.0, 200.0)))
+    run = Run(dear, case.scripted("right")).finish()
+    later = run.steps[1:]
+    assert all(step.drafted == 0 for step in later)
+    assert [step.declined for step in later[:-1]] == [True] * len(later[:-1])
+    assert not any(step.declined for step in run.steps if step.evaluated > 1)
+    assert not any(step.declined for step in case.plain.steps)
+    assert not any(step.declined for step in Run(case, case.scripted("right")).finish().steps)
 
 
 @few
