@@ -55,8 +55,8 @@ def decode(
     never rides on a prompt, since that would change how its logits are rounded.
 
     Args:
-        min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
-            the last token and forgotten again.
+        min_rows: least rows of logits of a forward pass; where fewer tokens are to be read, copies
+            of the last one are read too and forgotten again.
 
     Raises:
         Whatever engine and sampler raise; the history then ends at the last committed token.
@@ -69,9 +69,9 @@ def decode(
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
             draft = trim(drafter.draft(history.tokens, room - 1), cost)
-        least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
-        padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
-        new = _forward(engine, history, draft.tokens, sampler, eog, padding)
+        least = min(min_rows, engine.max_rows, history.capacity - engine.n_past)
+        padding = max(0, least - evaluated - len(draft))
+        new = _forward(engine, history, draft.tokens, sampler, eog, least, padding)
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
@@ -88,13 +88,16 @@ def _forward(
     draft: Tokens,
     sampler: Sampler,
     eog: Container[int],
+    least: int,
     padding: int,
 ) -> Tokens:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
+    ahead = len(draft) + padding
+    wanted = max(least, ahead + 1)
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
-        new = verify(draft, rows, sampler, eog)
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=wanted)
+        new = verify(draft, rows[wanted - ahead - 1 :], sampler, eog)
         history.extend(new)
     finally:
         engine.truncate(len(history) - 1)

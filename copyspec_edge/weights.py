@@ -47,6 +47,7 @@ class Weights:
         if not pointer:
             raise ModelLoadError(_explain(path, native_log.last_problems()))
         self.path = path
+        self.use_extra_bufts = use_extra_bufts
         self._pointer = pointer
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, pointer)
         _refuse_unsupported(self)
