@@ -102,6 +102,10 @@ def probe(
     return finding if finding.width > least else replace(finding, rows=(), chunks=())
 
 
+class _SpoiledError(Exception):
+    """What is in the memory is not what was compared with."""
+
+
 class _Probe:
     def __init__(self, engine: EngineLike, tokens: Tokens, min_rows: int, n_batch: int) -> None:
         self._engine = engine
@@ -128,14 +132,20 @@ class _Probe:
 
     def cover(self, start: int, end: int, wanted: int) -> float:
         """Compare between two positions; returns the seconds of a step of the least rows."""
-        self._engine.truncate(0)
-        self._read_to(start, mixed=True)
-        began = time.perf_counter()
-        self._read_reference(start, end)
-        seconds = (time.perf_counter() - began) * self._least / (end - start)
-        self._engine.truncate(0)
-        self._walk(start, end, wanted)
-        self._ranges.append((start, end))
+        seconds = 0.0
+        while self._least in self._alive:
+            self._engine.truncate(0)
+            self._read_to(start, mixed=True)
+            began = time.perf_counter()
+            self._read_reference(start, end)
+            seconds = (time.perf_counter() - began) * self._least / (end - start)
+            self._engine.truncate(0)
+            try:
+                self._walk(start, end, wanted)
+            except _SpoiledError:
+                continue
+            self._ranges.append((start, end))
+            break
         return seconds
 
     def _read_reference(self, start: int, end: int) -> None:
@@ -164,8 +174,6 @@ class _Probe:
         read = dict.fromkeys((n for n in sorted(self._alive) if n <= end - start), 0)
         position = end
         while pending := [n for n in read if n in self._alive and read[n] < wanted]:
-            if self._least not in self._alive:
-                return
             fits = [n for n in pending if position + n <= end]
             if not fits:
                 position = start
@@ -174,7 +182,6 @@ class _Probe:
             count = int(self._random.choice(fits))
             kept = self._compare(position, count)
             if not kept:
-                self._engine.truncate(0)
                 position = end
                 continue
             read[count] += kept
@@ -205,18 +212,24 @@ class _Probe:
         return count if self._random.random() < 0.5 else some, count
 
     def _exclude(self, position: int, count: int, at: int, row: _Rows) -> None:
-        """Find out whether this batch or the one before made the difference."""
+        """Find out whether this batch or the one before made the difference.
+
+        Raises:
+            _SpoiledError: not this one, so that the digests may be wrong too.
+        """
         self._read_to(position, mixed=False)
         for first in range(position, at + 1, self._least):
             rows = self._read_least(first)
         again = rows[at - first]
         if _digest(again) == self._digests[at]:
             what = f"{count} rows differ by {np.abs(row - again).max():.3g} behind {at} tokens"
+            self._excluded.append(what)
+            self._alive.discard(count)
         else:
-            count = self._before
-            what = f"{count} rows change what follows them behind {at} tokens"
-        self._excluded.append(what)
-        self._alive.discard(count)
+            what = f"{self._before} rows change what follows them behind {at} tokens"
+            self._excluded.append(what)
+            self._alive.discard(self._before)
+            raise _SpoiledError
 
 
 def _digest(row: _Rows) -> bytes:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ def find(bumps: Bump, min_rows: int = 2, **options: Any) -> Finding:
 
 
 def test_where_nothing_differs_all_counts_are_found() -> None:
-    finding = find(lambda count, index, position: False, 1)
+    finding = find(lambda n, index, position: False, 1)
     assert finding.rows == ROWS
     assert finding.chunks == COUNTS
     assert finding.excluded == ()
@@ -81,7 +83,7 @@ def test_where_nothing_differs_all_counts_are_found() -> None:
 
 
 def test_counts_from_where_a_kernel_changes_are_out() -> None:
-    finding = find(lambda count, index, position: count >= 8)
+    finding = find(lambda n, index, position: n >= 8)
     assert finding.rows == finding.chunks == (2, 3, 4, 5, 6, 7)
     assert finding.width == 7
     assert any(seen.startswith("8 rows differ by 0.0") for seen in finding.excluded)
@@ -89,48 +91,48 @@ def test_counts_from_where_a_kernel_changes_are_out() -> None:
 
 
 def test_single_rows_that_differ_leave_the_others_when_two_are_the_least() -> None:
-    assert find(lambda count, index, position: count == 1, 1).width == 0
-    finding = find(lambda count, index, position: count == 1, 2)
+    assert find(lambda n, index, position: n == 1, 1).width == 0
+    finding = find(lambda n, index, position: n == 1, 2)
     assert finding.rows == ROWS[1:]
 
 
 @pytest.mark.parametrize("first", [70, 512, 800])
 def test_a_difference_at_some_depth_only_is_found(first: int) -> None:
-    finding = find(lambda count, index, position: count in (6, 24) and position >= first)
+    finding = find(lambda n, index, position: n in (6, 24) and position >= first)
     assert set(ROWS[1:]) - set(finding.rows) == {6, 24}
 
 
 def test_a_difference_of_one_row_of_a_batch_is_found() -> None:
-    finding = find(lambda count, index, position: count % 4 == 1 and index == count - 1)
+    finding = find(lambda n, index, position: n % 4 == 1 and index == n - 1)
     assert set(ROWS[1:]) - set(finding.rows) == {n for n in ROWS[1:] if n % 4 == 1}
 
 
 def test_prompt_batches_are_found_apart_from_rows() -> None:
-    finding = find(lambda count, index, position: count in (256, 512))
+    finding = find(lambda n, index, position: n in (256, 512))
     assert finding.rows == ROWS[1:]
     assert finding.chunks == (*ROWS[1:], 128)
 
 
 def test_a_prompt_batch_that_differs_deep_in_the_context_only_is_out() -> None:
-    finding = find(lambda count, index, position: count == 512 and position >= 900, n_ctx=2000)
+    finding = find(lambda n, index, position: n == 512 and position >= 900, n_ctx=2000)
     assert finding.rows == ROWS[1:]
     assert finding.chunks == (*ROWS[1:], 128, 256)
 
 
 def test_a_count_that_spoils_only_what_comes_after_it_is_the_one_to_go() -> None:
-    finding = find(lambda count, index, position: count in (5, 20), at_once=False)
+    finding = find(lambda n, index, position: n in (5, 20), at_once=False)
     assert set(ROWS[1:]) - set(finding.rows) == {5, 20}
     assert all("change what follows" in seen for seen in finding.excluded)
 
 
 def test_odd_batches_that_differ_leave_no_way_to_read_any_prompt() -> None:
-    finding = find(lambda count, index, position: count % 2 == 1)
+    finding = find(lambda n, index, position: n % 2 == 1)
     assert (finding.width, finding.rows) == (0, ())
     assert finding.excluded
 
 
 def test_rows_that_depend_on_their_place_in_a_batch_leave_nothing() -> None:
-    finding = find(lambda count, index, position: index % 2 == 1)
+    finding = find(lambda n, index, position: index % 2 == 1)
     assert finding.width == 0
     assert finding.excluded
 
@@ -149,13 +151,13 @@ def test_what_rolling_back_leaves_behind_is_found() -> None:
             super()._read(chunk)
             self._bumped.add(self.n_past)
 
-    engine = Sticky(lambda count, index, position: False)
+    engine = Sticky(lambda n, index, position: False)
     tokens = np.arange(N_CTX, dtype=np.int32) % 4
     assert probe(engine, tokens, min_rows=2, n_batch=N_BATCH).width == 0
 
 
 def test_a_finding_that_is_no_better_is_given_up_early() -> None:
-    engines = [RoundingEngine(lambda count, index, position: count >= 8) for _ in range(2)]
+    engines = [RoundingEngine(lambda n, index, position: n >= 8) for _ in range(2)]
     tokens = np.arange(N_CTX, dtype=np.int32) % 4
     full, beaten = (
         probe(engine, tokens, min_rows=2, n_batch=N_BATCH, beaten=least)
@@ -166,23 +168,23 @@ def test_a_finding_that_is_no_better_is_given_up_early() -> None:
 
 
 def test_a_model_that_never_copies_is_exact_with_one_row() -> None:
-    finding = find(lambda count, index, position: count > 1, 1, max_rows=1)
+    finding = find(lambda n, index, position: n > 1, 1, max_rows=1)
     assert (finding.rows, finding.chunks, finding.width) == ((1,), (1,), 1)
 
 
 def test_a_model_that_can_copy_is_not_exact_with_one_row_alone() -> None:
-    assert find(lambda count, index, position: count > 1, 1).width == 0
+    assert find(lambda n, index, position: n > 1, 1).width == 0
 
 
 def test_a_memory_that_cannot_be_cut_is_read_anew() -> None:
-    finding = find(lambda count, index, position: count >= 48, can_truncate=False, n_ctx=200)
+    finding = find(lambda n, index, position: n >= 48, can_truncate=False, n_ctx=200)
     assert finding.rows == tuple(n for n in ROWS[1:] if n < 48)
 
 
 @pytest.mark.parametrize("n_ctx", [2, 3, 4, 5, 17, 64, 65, 66, 130, 641, 800])
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_any_context_can_be_probed(n_ctx: int, min_rows: int) -> None:
-    finding = find(lambda count, index, position: False, min_rows, n_ctx=n_ctx)
+    finding = find(lambda n, index, position: False, min_rows, n_ctx=n_ctx)
     is_enough = n_ctx >= min_rows + 2
     expected = [n for n in COUNTS if min_rows <= n < n_ctx] if is_enough else []
     assert finding.chunks == tuple(expected)
@@ -190,17 +192,10 @@ def test_any_context_can_be_probed(n_ctx: int, min_rows: int) -> None:
 
 
 def test_a_slow_model_is_probed_less_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def read_clock() -> float:
-        nonlocal now
-        now += seconds
-        return now
-
-    monkeypatch.setattr(exact.time, "perf_counter", read_clock)
-    expected = {0.01: 3, 6.0: 2, 20.0: 1}
-    for seconds, n_ranges in expected.items():
-        assert len(find(lambda count, index, position: False).ranges) == n_ranges
+    for seconds, n_ranges in ((0.01, 3), (6.0, 2), (20.0, 1)):
+        clock = SimpleNamespace(perf_counter=count(0.0, seconds).__next__)
+        monkeypatch.setattr(exact, "time", clock)
+        assert len(find(lambda n, index, position: False).ranges) == n_ranges
 
 
 GOOD = Certificate(
