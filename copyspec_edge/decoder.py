@@ -57,8 +57,8 @@ def decode(
     never rides on a prompt, since that would change how its logits are rounded.
 
     Args:
-        min_rows: least rows of a batch; missing ones are those of tokens before it or, where it
-            is no prompt, of copies of the last token, which are forgotten again.
+        min_rows: least rows of logits of a forward pass; where fewer tokens are to be read, copies
+            of the last one are read too and forgotten again.
         logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
@@ -73,12 +73,10 @@ def decode(
             room = min(left, history.capacity - len(history), engine.max_rows)
             proposed = drafter.draft(history.tokens, room - 1)
             draft = _worthwhile(proposed, cost, sampler)
-        least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
-        missing = max(0, least - 1 - len(draft))
-        padding = missing if evaluated == 1 else 0
-        earlier = min(missing, evaluated - 1)
+        least = min(min_rows, engine.max_rows, history.capacity - engine.n_past)
+        padding = max(0, least - evaluated - len(draft))
         new, likely = _forward(
-            engine, history, draft.tokens, sampler, eog, padding, earlier, logprobs
+            engine, history, draft.tokens, sampler, eog, least, padding, logprobs
         )
         left -= len(new)
         accepted = _count_accepted(draft, new)
@@ -104,15 +102,17 @@ def _forward(
     draft: Tokens,
     sampler: Sampler,
     eog: Container[int],
+    least: int,
     padding: int,
-    earlier: int,
     n_top: int | None,
 ) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
-    n_rows = earlier + len(draft) + 1 + padding
+    ahead = len(draft) + padding
+    wanted = max(least, ahead + 1)
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=n_rows)[earlier:]
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=wanted)
+        rows = rows[wanted - ahead - 1 :]
         new = verify(draft, rows, sampler, eog)
         likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)

@@ -228,7 +228,8 @@ def _context_params(
     params.flash_attn_type = _FLASH[settings.flash_attn]
     params.type_k = _ggml_type(settings.type_k)
     params.type_v = _ggml_type(settings.type_v)
-    params.swa_full = False
+    # A window's ring of cells depends, where it wraps, on what was rolled back.
+    params.swa_full = settings.exact
     params.no_perf = True
     return params
 
