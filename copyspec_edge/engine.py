@@ -179,7 +179,7 @@ class Engine:
                 f"{native_log.last_problems() or 'no reason given'}"
             )
         batch = self._batch.fill(chunk, self.n_past, rows)
-        code = llama_cpp.llama_decode(self._context, batch)
+        code = self._call_decode(batch)
         if code == 0:
             self.n_past += len(chunk)
             return
@@ -196,6 +196,14 @@ class Engine:
             f"{native_log.last_problems() or 'no reason given'}"
         )
 
+    def _call_decode(self, batch: llama_cpp.llama_batch) -> int:
+        """llama_decode. Ctrl-C is raised once it is over: then all it has read is forgotten."""
+        try:
+            return int(llama_cpp.llama_decode(self._context, batch))
+        except BaseException:
+            self.n_past = self._rollback.cut(self.n_past)
+            raise
+
 
 def _context_params(
     settings: Settings, *, n_ctx: int, max_rows: int
@@ -211,7 +219,8 @@ def _context_params(
     params.flash_attn_type = _FLASH[settings.flash_attn]
     params.type_k = _ggml_type(settings.type_k)
     params.type_v = _ggml_type(settings.type_v)
-    params.swa_full = False
+    # A window's ring of cells depends, where it wraps, on what was rolled back.
+    params.swa_full = settings.exact
     params.no_perf = True
     return params
 

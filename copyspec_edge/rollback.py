@@ -93,7 +93,7 @@ class StateRollback:
 
     def prepare(self, n_past: int, n_tokens: int, rows: int) -> bool:
         """Go back if a cut has been asked for; copy the state before a draft or a prompt."""
-        is_draft = rows > 1
+        is_draft = rows == n_tokens
         sound = n_past >= self._end or self._go_back(n_past)
         if sound and self._can_restore and n_tokens > 1 and not (is_draft and self._n_snapshots):
             sound = self._save(n_past)

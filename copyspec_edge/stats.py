@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from copyspec_edge.history import Tokens
+from copyspec_edge.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Step:
         evaluated: tokens the model had not read before, the draft not counted; more than 1 for
             the step that reads a prompt.
         seconds: duration, drafting and sampling included.
-        declined: whether a copy was found and none of it was worth verifying.
+        declined: whether a copy was found of which nothing was worth verifying, or possible.
+        logprobs: one for each of `tokens` if they were asked for.
     """
 
     tokens: Tokens
@@ -30,17 +32,15 @@ class Step:
     evaluated: int
     seconds: float
     declined: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def cut(self, length: int) -> Step:
         """This step as if it had ended after its first `length` tokens."""
-        return Step(
-            self.tokens[:length],
-            self.drafted,
-            min(self.accepted, length),
-            self.source,
-            self.evaluated,
-            self.seconds,
-            self.declined,
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            accepted=min(self.accepted, length),
+            logprobs=self.logprobs[:length],
         )
 
 

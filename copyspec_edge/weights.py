@@ -50,6 +50,7 @@ class Weights:
             raise ModelLoadError(_explain(path, native_log.last_problems()))
         self.path = path
         self._n_threads = settings.n_threads or machine.physical_cores()
+        self.use_extra_bufts = use_extra_bufts
         self._pointer = pointer
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, pointer)
         _refuse_unsupported(self)

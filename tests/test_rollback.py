@@ -17,7 +17,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import RunPython
-from fake_vocab import END, fake_template, fake_vocab
+from fake_vocab import END, bare_vocab, fake_template, fake_vocab
 from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
@@ -30,7 +30,9 @@ from copyspec_edge.engine import MAX_ROWS, Engine
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
 from copyspec_edge.history import History, Tokens, as_tokens
 from copyspec_edge.recurrent_state import State
-from copyspec_edge.sampling import Row, Sampler, SamplingParams, make_sampler
+from copyspec_edge.sampling import Sampler, make_sampler
+from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.selector import Row
 from copyspec_edge.session import Session
 from copyspec_edge.stats import Step
 from copyspec_edge.weights import Weights
@@ -87,7 +89,7 @@ class RecordingSampler:
 
     def __init__(self, params: SamplingParams) -> None:
         self.rows: list[Row] = []
-        self._sampler: Sampler = make_sampler(params, N_VOCAB)
+        self._sampler: Sampler = make_sampler(params, bare_vocab(N_VOCAB), as_tokens([]), 512)
 
     def choose(self, row: Row) -> int:
         self.rows.append(row.copy())
@@ -95,6 +97,9 @@ class RecordingSampler:
 
     def accept(self, token: int) -> None:
         self._sampler.accept(token)
+
+    def admits(self, draft: Tokens) -> int:
+        return self._sampler.admits(draft)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from copyspec_edge.cli.options import (
+    add_exact_option,
     add_model_options,
     add_sampling_options,
     follow,
@@ -15,7 +16,7 @@ from copyspec_edge.cli.options import (
     summary,
 )
 from copyspec_edge.errors import ChatTemplateError, ContextFullError, CopySpecError
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 
 _HELP = "/reset starts over, /stats shows the last answer's, /quit ends; Ctrl-C stops an answer."
@@ -27,6 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_options(parser)
+    add_exact_option(parser)
     parser.set_defaults(run=chat)
 
 
