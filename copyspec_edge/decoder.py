@@ -57,8 +57,8 @@ def decode(
     never rides on a prompt, since that would change how its logits are rounded.
 
     Args:
-        min_rows: least rows of a batch that is not a prompt; missing ones are read as copies of
-            the last token and forgotten again.
+        min_rows: least rows of logits of a forward pass; where fewer tokens are to be read, copies
+            of the last one are read too and forgotten again.
         logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
@@ -68,19 +68,23 @@ def decode(
     while left > 0 and len(history) < history.capacity:
         started = time.perf_counter()
         evaluated = len(history) - engine.n_past
-        draft = NO_DRAFT
+        proposed = draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
-            draft = _worthwhile(drafter.draft(history.tokens, room - 1), cost, sampler)
-        least = min(min_rows, engine.max_rows, history.capacity - len(history) + 1)
-        padding = max(0, least - 1 - len(draft)) if evaluated == 1 else 0
-        new, likely = _forward(engine, history, draft.tokens, sampler, eog, padding, logprobs)
+            proposed = drafter.draft(history.tokens, room - 1)
+            draft = _worthwhile(proposed, cost, sampler)
+        least = min(min_rows, engine.max_rows, history.capacity - engine.n_past)
+        padding = max(0, least - evaluated - len(draft))
+        new, likely = _forward(
+            engine, history, draft.tokens, sampler, eog, least, padding, logprobs
+        )
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
             cost.observe(len(draft) + 1 + padding, seconds)
-        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, likely)
+        declined = len(proposed) > len(draft) == 0
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, declined, likely)
         if int(new[-1]) in eog:
             return
 
@@ -98,13 +102,17 @@ def _forward(
     draft: Tokens,
     sampler: Sampler,
     eog: Container[int],
+    least: int,
     padding: int,
     n_top: int | None,
 ) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
+    ahead = len(draft) + padding
+    wanted = max(least, ahead + 1)
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=len(draft) + 1 + padding)
+        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=wanted)
+        rows = rows[wanted - ahead - 1 :]
         new = verify(draft, rows, sampler, eog)
         likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)

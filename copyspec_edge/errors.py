@@ -35,6 +35,10 @@ class EngineError(CopySpecError):
     """llama.cpp refused or failed an operation. The session is at its last committed token."""
 
 
+class ExactnessError(CopySpecError):
+    """`exact=True` cannot be kept with this model here; the message says what was seen."""
+
+
 class CancelledError(CopySpecError):
     """A native call was stopped by a cancel. Sessions turn this into a finish reason."""
 

@@ -10,11 +10,15 @@ from types import TracebackType
 
 from copyspec_edge import registry
 from copyspec_edge.accept import AcceptModel
+from copyspec_edge.certificate import Certificate, CertifiedCosts
+from copyspec_edge.certify import load_certified
 from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.cost import Costs
 from copyspec_edge.decoder import warm_up
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import Engine, default_n_ctx
-from copyspec_edge.errors import ChatTemplateError
+from copyspec_edge.errors import ChatTemplateError, InvalidInputError
+from copyspec_edge.exact_engine import ExactEngine
 from copyspec_edge.history import Tokens
 from copyspec_edge.native_check import choose_extra_bufts
 from copyspec_edge.reply import Reply
@@ -28,9 +32,16 @@ from copyspec_edge.weights import Weights
 
 
 class Model:
-    """A loaded model. Its sessions share the weights; each has a context of its own."""
+    """A loaded model. Its sessions share the weights; each has a context of its own.
 
-    def __init__(self, weights: Weights, settings: Settings) -> None:
+    Attributes:
+        certificate: what `exact=True` rests on; None without it.
+    """
+
+    def __init__(
+        self, weights: Weights, settings: Settings, certificate: Certificate | None = None
+    ) -> None:
+        self.certificate = certificate
         self._weights = weights
         self._settings = settings
         self._vocab = Vocab(weights)
@@ -56,9 +67,14 @@ class Model:
             ModelLoadError: not a file that llama.cpp can decode with.
             NativeBuildError: the installed llama.cpp crashes on this machine.
             ChatTemplateError: its chat template is not valid.
+            ExactnessError: `exact=True` cannot be kept; the message says what was seen.
         """
         settings = settings or Settings()
         path = registry.locate(source)
+        if settings.exact:
+            warm_up()
+            weights, certificate = load_certified(path, settings)
+            return cls(weights, settings, certificate)
         extra_bufts = settings.use_extra_bufts
         if extra_bufts is None:
             extra_bufts = choose_extra_bufts()
@@ -95,7 +111,7 @@ class Model:
         *,
         system: str | None = None,
         copy: bool = True,
-        min_rows: int = 1,
+        min_rows: int | None = None,
         wait: bool = False,
     ) -> Session:
         """A new conversation with a context of its own.
@@ -103,19 +119,21 @@ class Model:
         Args:
             system: system message of the chat.
             copy: draft by copying; without it every token costs a forward pass.
-            min_rows: least number of tokens decoded at once. With 2, and flash attention off,
-                llama.cpp rounds alike with copying on and off for many weight types.
+            min_rows: least number of tokens decoded at once; None: 1, or what the certificate of
+                `exact=True` says.
             wait: a second thread that asks waits for the first one's answer to end, instead of
                 a SessionBusyError.
 
         Raises:
+            InvalidInputError: another `min_rows` than that of the certificate.
             ChatTemplateError: a system message for a model without a chat template.
             EngineError: the context could not be made, mostly for lack of memory.
         """
         if system is not None and not self.can_chat:
             raise ChatTemplateError("this model has no chat template, so no system message either")
-        settings = tuned_settings(self._weights, self._settings)
-        engine = Engine(self._weights, settings, n_ctx=self.n_ctx)
+        if self.certificate and min_rows not in (None, self.certificate.min_rows):
+            raise InvalidInputError(f"exact=True needs min_rows={self.certificate.min_rows} here")
+        engine, cost = self._engine_and_cost()
         drafter: Drafter = NoDrafter()
         if copy:
             drafter = CopyDrafter(engine.n_ctx, self._vocab.eog_tokens, self._accept)
@@ -123,14 +141,24 @@ class Model:
             engine,
             self._vocab,
             self._template,
-            cost_model(engine, self._weights, settings),
+            cost,
             drafter,
             system=system,
-            min_rows=min_rows,
+            min_rows=self.certificate.min_rows if self.certificate else min_rows or 1,
             wait=wait,
         )
         self._sessions.add(session)
         return session
+
+    def _engine_and_cost(self) -> tuple[Engine, Costs]:
+        weights, n_ctx = self._weights, self.n_ctx
+        if self.certificate is None:
+            settings = tuned_settings(weights, self._settings)
+            engine = Engine(weights, settings, n_ctx=n_ctx)
+            return engine, cost_model(engine, weights, settings)
+        settings = self.certificate.apply(self._settings)
+        engine = ExactEngine(weights, settings, self.certificate, n_ctx=n_ctx)
+        return engine, CertifiedCosts(cost_model(engine, weights, settings), self.certificate)
 
     def complete(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None

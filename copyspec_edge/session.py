@@ -41,7 +41,8 @@ class Session:
     an error or a cancel the session is at its last committed token and can be used on.
 
     Attributes:
-        engine, drafter, cost: its parts, for measurements; not for use while an answer runs.
+        engine, drafter, cost, min_rows: its parts, for measurements; not for use while an answer
+            runs.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Session:
         self.engine = engine
         self._vocab = vocab
         self.cost = cost
-        self._min_rows = min_rows
+        self.min_rows = min_rows
         self._history = History(engine.n_ctx)
         self.drafter = drafter
         self._conversation = Conversation(template, system) if template else None
@@ -219,7 +220,7 @@ class Session:
             cost=self.cost,
             eog=self._vocab.eog_tokens,
             max_tokens=max_tokens,
-            min_rows=self._min_rows,
+            min_rows=self.min_rows,
             logprobs=params.logprobs,
         )
         return Answer(
@@ -231,6 +232,7 @@ class Session:
                 prompt_tokens=len(prompt),
                 cached_tokens=cached,
                 threads=self.engine.n_threads,
+                rollback=self.engine.rollback,
             ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )

@@ -33,6 +33,10 @@ class Settings:
         calibrate: measure once per model and machine, in about two seconds, what verifying costs
             how many threads are fastest, and whether flash attention is faster; without it built-in
             costs are the start.
+        exact: with copying on, tokens and logits are bit for bit those with copying off. The
+            settings under which they are, of those left open here, are found by a probe when a
+            model is first loaded, about a minute for a small one, and remembered; without any,
+            loading raises ExactnessError. Threads are not given up on a busy machine then.
 
     Raises:
         InvalidInputError: a value out of range, or a combination llama.cpp cannot run.
@@ -52,6 +56,7 @@ class Settings:
     use_mlock: bool = False
     use_extra_bufts: bool | None = None
     calibrate: bool = True
+    exact: bool = False
 
     def __post_init__(self) -> None:
         _check_range("n_ctx", self.n_ctx, 2, 1 << 24)

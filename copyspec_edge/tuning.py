@@ -47,7 +47,8 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
         if chooses_threads:
             path = _measurement_file("threads", engine.n_threads, *facts)
             choose_threads(engine, path, _ANY_TOKEN)
-        path = _measurement_file("cost", engine.n_threads, *facts)
+        how = (engine.n_threads, engine.max_rows, engine.rollback)
+        path = _measurement_file("cost", *how, *facts)
         curve = calibrated(engine, path, _ANY_TOKEN)
     governor = None
     if chooses_threads:
@@ -56,6 +57,7 @@ def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostMode
     return CostModel(
         curve or (GPU_CURVE if _on_gpu(settings) else CPU_CURVE),
         in_seconds=curve is not None,
+        rereads=engine.rollback == "checkpoint",
         on_step=governor.observe if governor else None,
     )
 

@@ -69,7 +69,7 @@ class RealWorld:
         self.n_ctx = self._model.n_ctx
         self.chats = self._model.can_chat
         self.grammars = self.vocab.exists
-        self.can_truncate = self._model._weights.keeps_attention_only
+        self.can_truncate = self._model._weights.state is None
         self._faulty = FaultyDecode(llama_cpp.llama_decode)
         llama_cpp.llama_decode = self._faulty
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import RunPython
 from fake_engine import FakeEngine, Fault, RecitingLanguage, TinyLanguage
 from fake_vocab import bare_vocab
 from hypothesis import assume, given, settings
@@ -14,7 +16,7 @@ from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
 
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CPU_CURVE, CostCurve
-from copyspec_edge.decoder import decode, warm_up
+from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
 from copyspec_edge.history import History, as_tokens
@@ -217,6 +219,33 @@ def test_an_engine_that_cannot_truncate_gives_the_same_output(
     assert run.generated == case.plain.generated
 
 
+@many
+@given(cases(), kinds, seeds)
+def test_an_engine_that_goes_back_to_before_a_draft_gives_the_same_output(
+    case: Case, kind: Kind, seed: int
+) -> None:
+    run = Run(case, case.scripted(kind, seed), case.engine(checkpoints=True)).finish()
+    assert run.generated == case.plain.generated
+    for before, step in itertools.pairwise(run.steps):
+        rejected = before.accepted < before.drafted or case.min_rows > before.drafted + 1
+        if before.evaluated == 1 and rejected:
+            assert step.evaluated == 1 + len(before.tokens)
+            assert step.drafted == 0
+
+
+@few
+@given(cases())
+def test_a_step_declines_what_is_not_worth_verifying_and_nothing_else(case: Case) -> None:
+    dear = replace(case, cost=CostCurve((1, 2, 64), (1.0, 100.0, 200.0)))
+    run = Run(dear, case.scripted("right")).finish()
+    later = run.steps[1:]
+    assert all(step.drafted == 0 for step in later)
+    assert [step.declined for step in later[:-1]] == [True] * len(later[:-1])
+    assert not any(step.declined for step in run.steps if step.evaluated > 1)
+    assert not any(step.declined for step in case.plain.steps)
+    assert not any(step.declined for step in Run(case, case.scripted("right")).finish().steps)
+
+
 @few
 @given(cases(), kinds)
 def test_two_rows_at_least_are_read_behind_a_prompt(case: Case, kind: Kind) -> None:
@@ -367,8 +396,16 @@ def test_times_of_steps_are_taken() -> None:
     assert all(step.seconds > 0 for step in Run(case, NoDrafter()).finish().steps)
 
 
-def test_warm_up_needs_no_model() -> None:
-    warm_up()
+def test_warm_up_compiles_the_kernels_without_a_model(run_python: RunPython) -> None:
+    code = (
+        "from copyspec_edge import decoder, matcher, policy\n"
+        "kernels = matcher._walk, policy.best_length\n"
+        "assert not any(k.signatures for k in kernels)\n"
+        "decoder.warm_up()\n"
+        "assert all(k.signatures for k in kernels)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_cases_cover_what_they_are_meant_to() -> None:

@@ -8,7 +8,7 @@ is written in a file and how it is tokenized; where traces come from is the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -92,13 +92,14 @@ def tokenized(traces: Iterable[Trace], model: Tokenizer, n_ctx: int = N_CTX) -> 
         output = model.tokenize(trace.output, add_special=False)
         if len(output) < MIN_OUTPUT:
             continue
-        prompt = _prompt_tokens(trace, model)
+        prompt = prompt_tokens(trace, model)
         if len(prompt) + len(output) <= n_ctx:
             found.append(TokenTrace(trace.task, prompt, output))
     return found
 
 
-def _prompt_tokens(trace: Trace, model: Tokenizer) -> Tokens:
+def prompt_tokens(trace: Trace, model: Tokenizer) -> Tokens:
+    """Token ids of a trace's prompt, with the chat template where the model has one."""
     if trace.messages is None:
         return model.tokenize(trace.prompt or "")
     if model.can_chat:
@@ -115,35 +116,56 @@ def from_jsonl(path: Path) -> list[Trace]:
     Raises:
         InvalidInputError: the file cannot be read, or a line is not as above; it is named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"cannot read the traces of {path}: {error}") from error
-    traces = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                traces.append(_parse(line))
-            except ValueError as error:
-                raise InvalidInputError(f"{path}, line {number}: {error}") from error
+    traces = read_lines(path, _parse)
     if not traces:
         raise InvalidInputError(f"{path} has no traces: write one JSON object a line")
     return traces
 
 
+def read_lines(path: Path, parse: Callable[[str], Trace]) -> list[Trace]:
+    """What `parse` makes of each line that is not blank.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or `parse` raises a ValueError.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"cannot read {path}: {error}") from error
+    traces = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                traces.append(parse(line))
+            except (ValueError, RecursionError) as error:
+                raise InvalidInputError(f"{path}, line {number}: {error}") from error
+    return traces
+
+
 def _parse(line: str) -> Trace:
+    fields = parse_fields(line)
+    messages, prompt = parse_request(fields)
+    return Trace(_text(fields, "task"), messages, prompt, _text(fields, "output"))
+
+
+def parse_fields(line: str) -> dict[str, object]:
+    """A line as a JSON object, else a ValueError."""
     fields = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
-    task, output = _text(fields, "task"), _text(fields, "output")
+    return fields
+
+
+def parse_request(fields: dict[str, object]) -> tuple[tuple[Message, ...] | None, str | None]:
+    """(messages, prompt), one of them None, else a ValueError."""
     if ("prompt" in fields) == ("messages" in fields):
         raise ValueError("give either `prompt` or `messages`")
     if "prompt" in fields:
-        return Trace(task, None, _text(fields, "prompt"), output)
+        return None, _text(fields, "prompt")
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
         raise ValueError("`messages` must be a list and not empty")
-    return Trace(task, tuple(_message(item) for item in messages), None, output)
+    return tuple(_message(item) for item in messages), None
 
 
 def _message(item: object) -> Message:

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Beside another busy process GNU's OpenMP threads would spin for most of every step.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000000")
-    from copyspec_edge.cli import bench, chat, doctor, generate, models
+    from copyspec_edge.cli import bench, chat, doctor, generate, models, verify
 
     parser = argparse.ArgumentParser(
         prog="copyspec-edge",
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (generate, chat, models, bench, doctor):
+    for module in (generate, chat, models, bench, doctor, verify):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger("copyspec_edge").setLevel(logging.INFO)
     else:
         logging.getLogger("copyspec_edge.llama_cpp").propagate = False
+        # It takes minutes, so they should know what for.
+        logging.getLogger("copyspec_edge.exact").setLevel(logging.INFO)
     return run(arguments)
 
 

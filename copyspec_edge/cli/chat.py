@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from copyspec_edge.cli.options import (
+    add_exact_option,
     add_model_options,
     add_sampling_options,
     follow,
@@ -27,6 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_options(parser)
+    add_exact_option(parser)
     parser.set_defaults(run=chat)
 
 

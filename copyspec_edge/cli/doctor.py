@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import platform
 from pathlib import Path
 
 import llama_cpp
 
 from copyspec_edge import machine, native_log
-from copyspec_edge.errors import CopySpecError
-from copyspec_edge.model import Model
+from copyspec_edge.certificate import Certificate
+from copyspec_edge.cli.options import add_exact_option, add_model_options, load_model
+from copyspec_edge.errors import CopySpecError, ExactnessError, InvalidInputError
 from copyspec_edge.native_check import Outcome, probe
 from copyspec_edge.presets import load_presets, rebuild_command
-from copyspec_edge.registry import locate
 from copyspec_edge.sampling_params import SamplingParams
 
 _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
@@ -22,18 +23,26 @@ _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command."""
-    parser = commands.add_parser("doctor", help="check the installation")
-    parser.add_argument("-m", "--model", metavar="NAME_OR_PATH", help="check this model too")
+    parser = commands.add_parser("doctor", help="check the installation, and a model")
+    add_model_options(parser, required=False)
+    add_exact_option(parser)
+    parser.add_argument("--json", action="store_true", help="with --exact: the certificate alone")
     parser.set_defaults(run=doctor)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Run the command: 0 if everything works."""
+    if arguments.exact and not arguments.model:
+        raise InvalidInputError("--exact needs a model: pass -m")
+    if arguments.json and not arguments.exact:
+        raise InvalidInputError("--json needs --exact")
+    if arguments.json:
+        return _print_json(arguments)
     native_log.install()
     _print_facts()
     works = _check_build()
     if arguments.model:
-        works = _check_model(arguments.model) and works
+        works = _check_model(arguments) and works
     return 0 if works else 1
 
 
@@ -77,19 +86,48 @@ def _print_gpu_advice() -> None:
                 print(f"  {name}: {rebuild_command(name)}")
 
 
-def _check_model(source: str) -> bool:
+def _check_model(arguments: argparse.Namespace) -> bool:
     try:
-        with Model.load(locate(source)) as model:
+        with load_model(arguments) as model:
             _line("model", f"{model.path}: {model.description}")
             _line("context", f"{model.n_ctx} tokens")
             _line("chat", "has a template" if model.can_chat else "no template: completes only")
             params = SamplingParams(temperature=0, max_tokens=8)
             reply = model.complete(model.tokenize("One two three one two three"), params=params)
             _line("says", repr(reply.text))
+            if model.certificate:
+                _print_certificate(model.certificate)
     except CopySpecError as error:
         _line("model", f"does not work: {error}")
         return False
     return True
+
+
+def _print_json(arguments: argparse.Namespace) -> int:
+    """Print the certificate as JSON, or why there is none."""
+    try:
+        with load_model(arguments) as model:
+            facts = model.certificate.as_dict() if model.certificate else {}
+    except ExactnessError as error:
+        print(json.dumps({"reason": str(error)}))
+        return 1
+    print(json.dumps(facts))
+    return 0
+
+
+def _print_certificate(found: Certificate) -> None:
+    repacked = "repacked" if found.use_extra_bufts else "plain"
+    _line("exact", f"yes, with at least {found.min_rows} rows in a forward pass")
+    _line("  rows", " ".join(map(str, found.rows)))
+    _line("  prompts in", " ".join(map(str, found.chunks)))
+    _line("  flash attention", found.flash_attn)
+    _line("  KV cache", f"{found.type_k} {found.type_v}")
+    _line("  weights", repacked)
+    _line("  threads", str(found.n_threads))
+    ranges = ", ".join(f"{first} to {end}" for first, end in found.ranges)
+    _line("  probed", f"{found.n_compared} rows, at tokens {ranges}")
+    for seen in found.excluded:
+        _line("  left out", seen)
 
 
 def _verdict(outcome: Outcome) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from copyspec_edge.answer import Answer
 from copyspec_edge.cli.options import (
+    add_exact_option,
     add_model_options,
     add_sampling_options,
     follow,
@@ -35,6 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the prompt")
     add_sampling_options(parser)
+    add_exact_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument(
         "--logprobs", type=int, metavar="N", help="with --json: of each token and the N likeliest"

@@ -24,15 +24,28 @@ from copyspec_edge.stats import Stats
 _SAMPLER_NUMBERS = [name for name in LIMITS if name not in ("seed", "max_tokens", "logprobs")]
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Which model, and how it is loaded."""
     parser.add_argument(
-        "-m", "--model", required=True, metavar="NAME_OR_PATH", help="registry name or .gguf file"
+        "-m",
+        "--model",
+        required=required,
+        metavar="NAME_OR_PATH",
+        help="registry name or .gguf file",
     )
     parser.add_argument("--ctx", type=int, metavar="N", help="context length in tokens")
     parser.add_argument("--threads", type=int, metavar="N", help="default: physical cores")
     parser.add_argument(
         "--gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; default: all"
+    )
+
+
+def add_exact_option(parser: argparse.ArgumentParser) -> None:
+    """Whether copying may change nothing at all."""
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="copying changes no bit; what that needs is found at first, in a minute or more",
     )
 
 
@@ -103,7 +116,10 @@ def _text_of(file: str | None) -> str | None:
 def load_model(arguments: argparse.Namespace) -> Model:
     """The model of the options; fetched first if it is in the registry and not here."""
     settings = Settings(
-        n_ctx=arguments.ctx, n_threads=arguments.threads, n_gpu_layers=arguments.gpu_layers
+        n_ctx=arguments.ctx,
+        n_threads=arguments.threads,
+        n_gpu_layers=arguments.gpu_layers,
+        exact=getattr(arguments, "exact", False),
     )
     entry = entries().get(arguments.model)
     if entry and not entry.is_here:

@@ -1,0 +1,156 @@
+"""Loads weights with the certificate of `exact=True`: from the cache folder, else by probing.
+
+It knows which settings are worth a try, and in which order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from copyspec_edge import machine
+from copyspec_edge.certificate import Certificate, read_certificate, write_certificate
+from copyspec_edge.engine import Engine, default_n_ctx
+from copyspec_edge.errors import EngineError, ExactnessError
+from copyspec_edge.exact import PROBE_CONTEXT, Finding, probe
+from copyspec_edge.native_check import build_key, choose_extra_bufts
+from copyspec_edge.settings import FLOAT_KV, FlashAttention, Settings
+from copyspec_edge.tuning import tuned_settings
+from copyspec_edge.weights import Weights
+
+# Of rows that agree this many are enough: more are seldom worth verifying at once.
+_ENOUGH = 16
+_FORMAT = 1
+_logger = logging.getLogger("copyspec_edge.exact")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Settings that were tried, and what was found."""
+
+    settings: Settings
+    finding: Finding
+
+    def certificate(self, reason: str = "") -> Certificate:
+        return Certificate(
+            reason=reason,
+            min_rows=self.finding.min_rows,
+            rows=self.finding.rows,
+            chunks=self.finding.chunks,
+            flash_attn=self.settings.flash_attn,
+            type_k=self.settings.type_k,
+            type_v=self.settings.type_v,
+            use_extra_bufts=bool(self.settings.use_extra_bufts),
+            n_threads=self.settings.n_threads or 1,
+            n_batch=self.settings.n_batch,
+            ranges=self.finding.ranges,
+            n_compared=self.finding.n_compared,
+            excluded=self.finding.excluded,
+        )
+
+    def describe(self) -> str:
+        weights = "repacked" if self.settings.use_extra_bufts else "plain"
+        seen = self.finding.excluded[:1] or ("n_ctx or n_batch is too small",)
+        return (
+            f"{weights} weights, flash attention {self.settings.flash_attn}, "
+            f"at least {self.finding.min_rows} rows: {seen[0]}"
+        )
+
+
+def load_certified(path: Path, settings: Settings) -> tuple[Weights, Certificate]:
+    """The weights of a file and the settings under which copying changes no bit.
+
+    Raises:
+        ExactnessError: there are no such settings; the message says what was seen.
+        ModelLoadError, NativeBuildError: as `Model.load`.
+    """
+    wanted = settings.use_extra_bufts
+    options = (choose_extra_bufts(), False) if wanted is None else (wanted,)
+    weights = Weights(path, settings, use_extra_bufts=options[0])
+    n_ctx = min(default_n_ctx(weights, settings), PROBE_CONTEXT)
+    settings = replace(
+        settings,
+        n_threads=settings.n_threads or machine.physical_cores(),
+        use_extra_bufts=options[0],
+        n_batch=min(settings.n_batch, settings.n_ubatch),
+        n_ubatch=min(settings.n_batch, settings.n_ubatch),
+    )
+    key = _key(weights, settings, options, n_ctx)
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    file = machine.cache_folder() / "measured" / f"exact-{name}.json"
+    certificate = read_certificate(file, key)
+    if certificate is None:
+        weights, certificate = _search(weights, settings, options, n_ctx)
+        write_certificate(file, key, certificate)
+    if certificate.reason:
+        weights.close()
+        raise ExactnessError(certificate.reason)
+    return _loaded(weights, settings, certificate.use_extra_bufts), certificate
+
+
+def _key(weights: Weights, settings: Settings, options: tuple[bool, ...], n_ctx: int) -> str:
+    file = weights.path.stat()
+    facts = (weights.path, file.st_size, file.st_mtime_ns, replace(settings, n_ctx=n_ctx), options)
+    return repr((_FORMAT, build_key(), *facts))
+
+
+def _loaded(weights: Weights, settings: Settings, use_extra_bufts: bool) -> Weights:
+    """The same weights, loaded again if they are to be kept in another form."""
+    if weights.use_extra_bufts == use_extra_bufts:
+        return weights
+    weights.close()
+    return Weights(weights.path, settings, use_extra_bufts=use_extra_bufts)
+
+
+def _search(
+    weights: Weights, settings: Settings, options: Iterable[bool], n_ctx: int
+) -> tuple[Weights, Certificate]:
+    """Try the candidates until one has enough rows, else take the one with the most."""
+    _logger.info(
+        "finding settings under which copying changes no bit (once; about a minute for a small "
+        "model): %s",
+        weights.path.name,
+    )
+    tried: list[_Candidate] = []
+    best: _Candidate | None = None
+    for use_extra_bufts in dict.fromkeys(options):
+        settings = replace(settings, use_extra_bufts=use_extra_bufts)
+        weights = _loaded(weights, settings, use_extra_bufts)
+        for flash_attn, min_rows in product(_flash_options(weights, settings), (1, 2)):
+            wanted = replace(settings, flash_attn=flash_attn)
+            beaten = best.finding.width if best else 0
+            tried.append(_Candidate(wanted, _probe(weights, wanted, min_rows, n_ctx, beaten)))
+            if tried[-1].finding.width > beaten:
+                best = tried[-1]
+            if best and best.finding.width >= _ENOUGH:
+                return weights, best.certificate()
+    if best:
+        return weights, best.certificate()
+    seen = "; ".join(candidate.describe() for candidate in tried)
+    return weights, tried[0].certificate(f"copying cannot be made exact here: {seen}")
+
+
+def _flash_options(weights: Weights, settings: Settings) -> tuple[FlashAttention, ...]:
+    if settings.flash_attn != "auto":
+        return (settings.flash_attn,)
+    if settings.type_v not in FLOAT_KV:
+        return ("on",)
+    return ("on", "off") if tuned_settings(weights, settings).flash_attn == "on" else ("off", "on")
+
+
+def _probe(weights: Weights, settings: Settings, min_rows: int, n_ctx: int, beaten: int) -> Finding:
+    try:
+        with closing(Engine(weights, settings, n_ctx=n_ctx)) as engine:
+            # Any ids but always the same: what is read must vary, since equal rows hide much.
+            tokens = np.random.default_rng(0).integers(0, engine.n_vocab, n_ctx, np.int32)
+            n_batch = settings.n_batch
+            return probe(engine, tokens, min_rows=min_rows, n_batch=n_batch, beaten=beaten)
+    except EngineError as error:
+        return Finding(min_rows=min_rows, excluded=(str(error),))

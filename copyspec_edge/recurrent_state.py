@@ -1,0 +1,117 @@
+"""Recurrent state: how large that of a model is, and a copy of it.
+
+It knows native memory, neither tokens nor drafts. Attention has none. What llama.cpp can do with
+a model's state is found out by trying it, not from a list of architectures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import llama_cpp
+import numpy as np
+
+from copyspec_edge import machine
+from copyspec_edge.batch import SEQUENCE, Batch
+
+_PARTIAL_ONLY = 1  # llama_cpp has no name for it
+# The states of one batch may take this share of free memory, and are worth having from this many.
+_MEMORY_SHARE = 16
+_LEAST_SNAPSHOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The recurrent state of a model.
+
+    Attributes:
+        n_bytes: size of a copy.
+        has_snapshots: whether llama.cpp can keep the states within a batch (`n_rs_seq`).
+        can_restore: whether a copy put back gives the same logits again, bit for bit.
+    """
+
+    n_bytes: int
+    has_snapshots: bool
+    can_restore: bool
+
+    def affordable_snapshots(self, longest: int, n_ubatch: int) -> int:
+        """How many earlier states to have llama.cpp keep for drafts of `longest` tokens.
+
+        Args:
+            n_ubatch: most tokens llama.cpp computes at once.
+        """
+        memory = machine.available_memory()
+        most = min(longest, n_ubatch - 2)  # llama.cpp aborts the process where they are more
+        if not self.has_snapshots or memory is None or most < 1:
+            return 0
+        count = min(most, memory // _MEMORY_SHARE // max(1, self.n_bytes))
+        return count if count >= min(most, _LEAST_SNAPSHOTS) or not self.can_restore else 0
+
+
+class StateCopy:
+    """A copy of what cannot be cut in a context's memory."""
+
+    def __init__(self, context: object) -> None:
+        self._context = context
+        self._data = np.empty(0, np.uint8)
+        self.n_bytes = 0
+
+    def save(self) -> bool:
+        """Copy the state; False: it could not be read."""
+        self.n_bytes = int(
+            llama_cpp.llama_state_seq_get_size_ext(self._context, SEQUENCE, _PARTIAL_ONLY)
+        )
+        if len(self._data) < self.n_bytes:
+            self._data = np.empty(self.n_bytes, np.uint8)
+        written = llama_cpp.llama_state_seq_get_data_ext(
+            self._context, self._pointer(), self.n_bytes, SEQUENCE, _PARTIAL_ONLY
+        )
+        return 0 < self.n_bytes == int(written)
+
+    def restore(self) -> bool:
+        """Put the copy back; False: the memory is now in no known state."""
+        read = llama_cpp.llama_state_seq_set_data_ext(
+            self._context, self._pointer(), self.n_bytes, SEQUENCE, _PARTIAL_ONLY
+        )
+        return 0 < self.n_bytes == int(read)
+
+    def _pointer(self) -> object:
+        return self._data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def probe_state(model: object, n_threads: int) -> State:
+    """Find out about the recurrent state of a model, by reading three tokens."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 8
+    params.n_outputs_max = 1
+    params.n_seq_max = params.n_rs_seq = 1
+    params.n_threads = params.n_threads_batch = n_threads
+    params.swa_full = False
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        return State(0, has_snapshots=False, can_restore=False)
+    try:
+        copy = StateCopy(context)
+        can_restore = _restores_exactly(context, model, copy)
+        return State(copy.n_bytes, llama_cpp.llama_n_rs_seq(context) > 0, can_restore)
+    finally:
+        llama_cpp.llama_free(context)
+
+
+def _restores_exactly(context: object, model: object, copy: StateCopy) -> bool:
+    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    batch, token = Batch(1), np.zeros(1, np.int32)
+
+    def read(position: int) -> bytes:
+        if llama_cpp.llama_decode(context, batch.fill(token, position, 1)):
+            return b""
+        return ctypes.string_at(llama_cpp.llama_get_logits(context), 4 * n_vocab)
+
+    read(0)
+    if not copy.save():
+        return False
+    first = read(1)
+    memory = llama_cpp.llama_get_memory(context)
+    restored = copy.restore() and llama_cpp.llama_memory_seq_rm(memory, SEQUENCE, 1, -1)
+    return bool(restored) and first != b"" and first == read(1)
