@@ -24,6 +24,10 @@ _MOST_RULES = 2000
 _DEEPEST = 500
 _LONGEST = 1 << 20
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_REPETITION = re.compile(r"\{\s*(\d*)\s*,\s*(\d+)\s*\}")
+_NUMBER = re.compile(r"(?<=[{,])\d+")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
+_MOST_REPEATS = 2000
 _NARROW = 64
 
 
@@ -45,8 +49,6 @@ class Grammar:
         self._own(llama_cpp.llama_sampler_init_grammar(vocab.native, _checked(text), b"root"))
         self._vocab = vocab
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
-        # A rule may name a token by <its text> or <[id]>, whatever it begins with.
-        self._is_text = "<" not in _bare(text)
         self._candidates = Candidates(vocab.n_tokens)
 
     def allows(self, token: int) -> bool:
@@ -83,7 +85,7 @@ class Grammar:
         """
         ids = self._likeliest(row, n_decisive)
         if ids is None:
-            ids = self._vocab.prefixes.accepted(self._accepts) if self._is_text else self._ids
+            ids = self._vocab.prefixes.accepted(self._accepts)
         restricted = np.full_like(row, -np.inf)
         restricted[ids] = self._ask(ids, row[ids])
         if restricted.max() == -np.inf:
@@ -131,14 +133,30 @@ def gbnf(params: SamplingParams) -> str | None:
         return params.grammar
     try:
         text = json.dumps(dict(schema)) if isinstance(schema, Mapping) else schema
+        if _most_repeats(json.loads(text)) > _MOST_REPEATS:
+            raise ValueError(f"it counts to more than {_MOST_REPEATS}")
         grammar: str = json_schema_to_gbnf(text)
     except Exception as error:
         raise InvalidInputError(f"this JSON Schema cannot be used: {error!r}") from error
     return grammar
 
 
+def _most_repeats(schema: object) -> float:
+    """The largest number of items or characters that a schema, or a part of it, asks for.
+
+    The converter writes each of them out.
+    """
+    if isinstance(schema, list):
+        return max(map(_most_repeats, schema), default=0)
+    if not isinstance(schema, dict):
+        return 0
+    counts = [schema[name] for name in _COUNTS if isinstance(schema.get(name), (int, float))]
+    in_pattern = [int(digits) for digits in _NUMBER.findall(str(schema.get("pattern", "")))]
+    return max([*counts, *in_pattern, *map(_most_repeats, schema.values())], default=0)
+
+
 def _checked(text: str) -> bytes:
-    """The grammar encoded, if reading it cannot overflow the stack."""
+    """The grammar encoded, if llama.cpp can be given it without a crash or an endless loop."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
@@ -151,6 +169,10 @@ def _checked(text: str) -> bytes:
         raise InvalidInputError(
             f"a grammar has at most {_MOST_RULES} rules and {_DEEPEST} nested parentheses"
         )
+    if "<" in bare:
+        raise InvalidInputError("a rule cannot name a token by <...>; spell its text")
+    if any(int(low or 0) > int(high) for low, high in _REPETITION.findall(bare)):
+        raise InvalidInputError("a repetition {m,n} in the grammar has m greater than n")
     return encoded
 
 

@@ -9,15 +9,19 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 from fake_engine import Row
+from fake_vocab import N_VOCAB as N_PIECES
+from fake_vocab import fake_template, fake_vocab
 from fuzz_worlds import AnyDrafter, Mishap, elsewhere
 from oracle import Reader
 from scripted_drafter import FLAT
 
-from copyspec_edge import Model, Session, Settings
+from copyspec_edge import Session, Settings
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.engine import Engine
 from copyspec_edge.history import as_tokens
-from copyspec_edge.template import Message
+from copyspec_edge.template import ChatTemplate, Message
+from copyspec_edge.vocab import Vocab
+from copyspec_edge.weights import Weights
 
 Call = Callable[[object, object], int]
 
@@ -39,37 +43,38 @@ class FaultyDecode:
 class RealWorld:
     """Sessions of one loaded model, decoded so that the same rows come out of any batch.
 
-    One thread, flash attention off and two rows at least: see design.md, Exactness.
+    One thread, flash attention off and two rows at least: see design.md, Exactness. A model
+    without a tokenizer, and with as many tokens as the fake vocabulary, speaks that one.
     """
 
     mishaps: tuple[Mishap, ...] = (
-        "before",
-        "after",
-        "nan",
-        "full",
-        "interrupt",
-        "cancel",
-        "cancel elsewhere",
+        *("before", "after", "nan", "full", "interrupt"),
+        *("cancel", "cancel elsewhere"),
     )
     alphabet = "abcd é한\n"
 
     def __init__(self, path: Path, *, n_ctx: int = 64, n_batch: int = 64, seed: int = 0) -> None:
-        settings = Settings(
+        self._rng = random.Random(seed)
+        self._settings = Settings(
             n_threads=1,
-            calibrate=False,
             flash_attn="off",
-            n_ctx=n_ctx,
+            type_k="f32",
+            type_v="f32",
             n_batch=n_batch,
             n_ubatch=n_batch,
         )
-        self._rng = random.Random(seed)
-        self._settings = settings
-        self._model = Model.load(path, settings)
-        self.vocab = self._model._vocab
-        self.n_ctx = self._model.n_ctx
-        self.chats = self._model.can_chat
+        self.n_ctx = n_ctx
+        self._weights = weights = Weights(path, self._settings, use_extra_bufts=False)
+        self.vocab = Vocab(weights)
         self.grammars = self.vocab.exists
-        self.can_truncate = self._model._weights.state is None
+        self._template: ChatTemplate | None = None
+        if not self.vocab.exists and self.vocab.n_tokens == N_PIECES:
+            self.vocab, self._template = fake_vocab(), fake_template()
+        elif self.vocab.exists and weights.chat_template:
+            self._template = ChatTemplate(weights.chat_template, self.vocab)
+        self.chats = self._template is not None
+        is_windowed = llama_cpp.llama_model_n_swa(weights.pointer) > 0
+        self.can_truncate = weights.state is None and not is_windowed
         self._faulty = FaultyDecode(llama_cpp.llama_decode)
         llama_cpp.llama_decode = self._faulty
 
@@ -79,20 +84,18 @@ class RealWorld:
         return cls(path, n_ctx=rng.choice([48, 160]), n_batch=rng.choice([16, 64]), seed=seed)
 
     def session(self) -> tuple[Session, AnyDrafter]:
-        session = self._model.session(min_rows=2)
-        assert isinstance(session.drafter, CopyDrafter)
+        copy = CopyDrafter(self.n_ctx, self.vocab.eog_tokens)
         eog = min(self.vocab.eog_tokens, default=0)
-        drafter = AnyDrafter(
-            session.drafter,
-            n_vocab=self.vocab.n_tokens,
-            eog=eog,
-            seed=self._rng.getrandbits(32),
-        )
-        session.drafter, session.cost = drafter, FLAT
-        return session, drafter
+        seed = self._rng.getrandbits(32)
+        drafter = AnyDrafter(copy, n_vocab=self.vocab.n_tokens, eog=eog, seed=seed)
+        engine = self._engine()
+        return Session(engine, self.vocab, self._template, FLAT, drafter, min_rows=2), drafter
+
+    def _engine(self) -> Engine:
+        return Engine(self._weights, self._settings, n_ctx=self.n_ctx)
 
     def reader(self) -> Reader:
-        return FreshReader(Engine(self._model._weights, self._settings, n_ctx=self.n_ctx))
+        return FreshReader(self._engine())
 
     def arm(self, session: Session, mishap: Mishap, at: int) -> None:
         self._faulty.plans[session.engine._context] = at, self._fault(session, mishap)
@@ -109,7 +112,7 @@ class RealWorld:
 
     def close(self) -> None:
         llama_cpp.llama_decode = self._faulty.decode
-        self._model.close()
+        self._weights.close()
 
     def _fault(self, session: Session, mishap: Mishap) -> Call:
         decode, n_vocab = self._faulty.decode, self.vocab.n_tokens
@@ -140,8 +143,9 @@ class FreshReader:
     def __call__(self, tokens: Sequence[int]) -> Row:
         engine = self._engine
         unread = as_tokens(tokens[engine.n_past :])
-        pad = int(len(unread) == 1 and engine.n_past + 2 <= engine.n_ctx)
-        rows = engine.eval(as_tokens([*unread, *unread[:pad]]), rows=1 + pad)
-        row: Row = rows[0].copy()
+        n_rows = min(2, engine.max_rows, engine.n_ctx - engine.n_past)
+        pad = max(0, n_rows - len(unread))
+        rows = engine.eval(as_tokens([*unread, *unread[-1:].repeat(pad)]), rows=n_rows)
+        row: Row = rows[n_rows - pad - 1].copy()
         engine.truncate(len(tokens))
         return row

@@ -119,6 +119,7 @@ class FakeWorld:
     max_rows: int = 16
     n_batch: int = 32
     can_truncate: bool = True
+    checkpoints: bool = False
     min_rows: int = 1
     cost: Costs = FLAT
     system: str | None = None
@@ -139,12 +140,14 @@ class FakeWorld:
         ends = rng.choice([frozenset({END}), frozenset[int]()])
         order, unlikely = rng.randint(1, 3), ends | {USER, BOT}
         max_rows = rng.choice([1, 2, 5, 16])
+        memory = rng.choice(["attention", "attention", "checkpoint", "none"])
         return cls(
             TinyLanguage(N_VOCAB, order=order, seed=seed, unlikely=unlikely),
             n_ctx=rng.choice([24, 64, 200]),
             max_rows=max_rows,
             n_batch=max_rows + rng.choice([1, 7, 30]),
-            can_truncate=rng.random() < 0.7,
+            can_truncate=memory == "attention",
+            checkpoints=memory == "checkpoint",
             min_rows=rng.choice([1, 1, 2]),
             cost=rng.choice([FLAT, CPU_CURVE]),
             system=rng.choice([None, "f."]),
@@ -158,6 +161,7 @@ class FakeWorld:
             max_rows=self.max_rows,
             n_batch=self.n_batch,
             can_truncate=self.can_truncate,
+            checkpoints=self.checkpoints,
         )
         copy = CopyDrafter(self.n_ctx, self.vocab.eog_tokens, self._accept)
         drafter = AnyDrafter(copy, n_vocab=N_VOCAB, eog=END, seed=self.rng.getrandbits(32))

@@ -178,6 +178,10 @@ def test_draws_stay_within_the_grammar_and_reach_all_of_it(vocab: Vocab) -> None
         "root ::= " + "(" * 200_000 + '"a"' + ")" * 200_000,
         "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(99_999)) + 'r99999 ::= "a"',
         'root ::= ("a"{2,2000}){2,2000}',
+        'root ::= "a"{3,1}',
+        'root ::= "a" { 3 , 1 } "b"',
+        'root ::= "a"+ !<[3]>',
+        "root ::= <a>",
     ],
     ids=lambda text: repr(text[:20]),
 )
@@ -201,7 +205,15 @@ def test_parentheses_in_strings_classes_and_comments_do_not_count(vocab: Vocab) 
 
 @pytest.mark.parametrize(
     "bad",
-    ["{", "[]", "3", {"type": "no such type"}, {"$ref": "#/nowhere"}, {"$ref": "http://a.b/c"}],
+    [
+        *("{", "[]", "3"),
+        {"type": "no such type"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://a.b/c"},
+        {"type": "string", "maxLength": 2**31 - 1},
+        {"properties": {"a": {"anyOf": [{"type": "array", "items": {}, "minItems": 10**8}]}}},
+        {"type": "string", "pattern": "^(a{100000000}){3}$"},
+    ],
     ids=str,
 )
 def test_schemas_that_cannot_be_used_are_refused(vocab: Vocab, bad: Any) -> None:
