@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from copyspec_edge.certificate import fitting
 from copyspec_edge.decoder import EngineLike
+from copyspec_edge.errors import EngineError
 from copyspec_edge.history import Tokens
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512)
@@ -165,6 +166,8 @@ class _Probe:
             sizes.append(int(self._random.choice(fits)) if mixed else max(fits))
             self._engine.eval(self._tokens[past : past + sizes[-1]], rows=self._least)
             self._engine.truncate(position)
+            if self._engine.n_past <= past:
+                raise EngineError("the state of this model cannot be cut behind every token")
         if len(sizes) > 1:
             self._before = max(sizes)
 

@@ -22,7 +22,7 @@ from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
-from copyspec_edge import Settings, calibrate, machine
+from copyspec_edge import ExactnessError, Model, Settings, calibrate, machine
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
@@ -568,6 +568,16 @@ def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
     assert min(curve.seconds) > 0
     assert longest >= 16
     engine.close()
+
+
+@pytest.mark.parametrize("arch", ["mamba2", "jamba"])
+def test_exactness_is_refused_and_not_searched_for_ever_where_cuts_go_back_further(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: str
+) -> None:
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path))
+    settings = replace(SETTINGS, exact=True, calibrate=False, use_extra_bufts=False, n_ctx=128)
+    with pytest.raises(ExactnessError, match="cannot be cut behind every token"):
+        Model.load(load(arch).path, settings)
 
 
 class Chat:
