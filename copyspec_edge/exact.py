@@ -160,6 +160,7 @@ class _Probe:
         """Read or forget up to a position, in batches of any counts or of the greatest."""
         self._engine.truncate(position)
         sizes = [self._least]
+        has_restarted = False
         while left := position - self._engine.n_past:
             past = self._engine.n_past
             fits = fitting(left, sorted(self._alive), self._least) or [self._least]
@@ -167,7 +168,10 @@ class _Probe:
             self._engine.eval(self._tokens[past : past + sizes[-1]], rows=self._least)
             self._engine.truncate(position)
             if self._engine.n_past <= past:
-                raise EngineError("the state of this model cannot be cut behind every token")
+                if has_restarted:
+                    raise EngineError("the state of this model cannot be cut behind every token")
+                has_restarted = True
+                self._engine.truncate(0)
         if len(sizes) > 1:
             self._before = max(sizes)
 
@@ -188,6 +192,9 @@ class _Probe:
                 continue
             read[count] += kept
             position += kept
+            self._engine.truncate(position)
+            # Where a cut goes back to before the batch, decoding reads the next token with it.
+            position += self._engine.n_past < position
             self._read_to(position, mixed=False)
             self._before = count
 
