@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
@@ -112,29 +112,44 @@ def _loaded(weights: Weights, settings: Settings, use_extra_bufts: bool) -> Weig
 def _search(
     weights: Weights, settings: Settings, options: Iterable[bool], n_ctx: int
 ) -> tuple[Weights, Certificate]:
-    """Try the candidates until one has enough rows, else take the one with the most."""
+    """Take the first candidate that has enough rows, else the one with the most."""
     _logger.info(
         "finding settings under which copying changes no bit (once; about a minute for a small "
         "model): %s",
         weights.path.name,
     )
-    tried: list[_Candidate] = []
-    best: _Candidate | None = None
+    screened: list[_Candidate] = []
     for use_extra_bufts in dict.fromkeys(options):
         settings = replace(settings, use_extra_bufts=use_extra_bufts)
         weights = _loaded(weights, settings, use_extra_bufts)
         for flash_attn, min_rows in product(_flash_options(weights, settings), (1, 2)):
             wanted = replace(settings, flash_attn=flash_attn)
-            beaten = best.finding.width if best else 0
-            tried.append(_Candidate(wanted, _probe(weights, wanted, min_rows, n_ctx, beaten)))
-            if tried[-1].finding.width > beaten:
-                best = tried[-1]
-            if best and best.finding.width >= _ENOUGH:
-                return weights, best.certificate()
+            candidate = _try(weights, wanted, min_rows, n_ctx, thorough=False)
+            if candidate.finding.width >= _ENOUGH:
+                candidate = _try(weights, wanted, min_rows, n_ctx, thorough=True)
+                if candidate.finding.width >= _ENOUGH:
+                    return weights, candidate.certificate()
+            screened.append(candidate)
+    return _take_widest(weights, screened, n_ctx)
+
+
+def _take_widest(
+    weights: Weights, screened: Sequence[_Candidate], n_ctx: int
+) -> tuple[Weights, Certificate]:
+    """Probe those that promise the most rows first; a thorough probe never finds more."""
+    best: _Candidate | None = None
+    for candidate in sorted(screened, key=lambda candidate: -candidate.finding.width):
+        if candidate.finding.width <= (best.finding.width if best else 0):
+            break
+        wanted = candidate.settings
+        weights = _loaded(weights, wanted, bool(wanted.use_extra_bufts))
+        full = _try(weights, wanted, candidate.finding.min_rows, n_ctx, thorough=True)
+        if full.finding.width > (best.finding.width if best else 0):
+            best = full
     if best:
         return weights, best.certificate()
-    seen = "; ".join(candidate.describe() for candidate in tried)
-    return weights, tried[0].certificate(f"copying cannot be made exact here: {seen}")
+    seen = "; ".join(candidate.describe() for candidate in screened)
+    return weights, screened[0].certificate(f"copying cannot be made exact here: {seen}")
 
 
 def _flash_options(weights: Weights, settings: Settings) -> tuple[FlashAttention, ...]:
@@ -145,12 +160,16 @@ def _flash_options(weights: Weights, settings: Settings) -> tuple[FlashAttention
     return ("on", "off") if tuned_settings(weights, settings).flash_attn == "on" else ("off", "on")
 
 
-def _probe(weights: Weights, settings: Settings, min_rows: int, n_ctx: int, beaten: int) -> Finding:
+def _try(
+    weights: Weights, settings: Settings, min_rows: int, n_ctx: int, *, thorough: bool
+) -> _Candidate:
     try:
         with closing(Engine(weights, settings, n_ctx=n_ctx)) as engine:
-            # Any ids but always the same: what is read must vary, since equal rows hide much.
+            # Any ids, but always the same. They must vary, since equal tokens hide differences.
             tokens = np.random.default_rng(0).integers(0, engine.n_vocab, n_ctx, np.int32)
-            n_batch = settings.n_batch
-            return probe(engine, tokens, min_rows=min_rows, n_batch=n_batch, beaten=beaten)
+            finding = probe(
+                engine, tokens, min_rows=min_rows, n_batch=settings.n_batch, thorough=thorough
+            )
     except EngineError as error:
-        return Finding(min_rows=min_rows, excluded=(str(error),))
+        finding = Finding(min_rows=min_rows, excluded=(str(error),))
+    return _Candidate(settings, finding)

@@ -79,19 +79,10 @@ class Engine:
         params = _context_params(settings, n_ctx=n_ctx, max_rows=rows)
         params.abort_callback = llama_cpp.ggml_abort_callback(_abort.address)
         params.abort_callback_data = self._cancel.ctypes.data
-        n_ubatch = min(params.n_ubatch, n_ctx)
-        params.n_rs_seq = state.affordable_snapshots(rows - 1, n_ubatch) if state else 0
-        self._context = llama_cpp.llama_init_from_model(weights.pointer, params)
-        if not self._context and params.n_rs_seq:
-            # They may have to fit on a GPU, whose memory is another.
-            params.n_rs_seq = 0
-            self._context = llama_cpp.llama_init_from_model(weights.pointer, params)
-        if not self._context:
-            raise EngineError(
-                f"llama.cpp could not make a context of {n_ctx} tokens: "
-                f"{native_log.last_problems() or 'no reason given'}; "
-                "if memory is short, choose a smaller n_ctx or fewer GPU layers"
-            )
+        if state:
+            n_ubatch = min(params.n_ubatch, n_ctx)
+            params.n_rs_seq = state.affordable_snapshots(rows - 1, n_ubatch)
+        self._context = _make_context(weights, params)
         self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
         if not llama_cpp.llama_get_memory(self._context):
             self._free()
@@ -232,6 +223,21 @@ def _context_params(
     params.swa_full = settings.exact
     params.no_perf = True
     return params
+
+
+def _make_context(weights: Weights, params: llama_cpp.llama_context_params) -> object:
+    context = llama_cpp.llama_init_from_model(weights.pointer, params)
+    if not context and params.n_rs_seq:
+        # The states may have to fit on a GPU, of whose memory nothing is known.
+        params.n_rs_seq = 0
+        context = llama_cpp.llama_init_from_model(weights.pointer, params)
+    if not context:
+        raise EngineError(
+            f"llama.cpp could not make a context of {params.n_ctx} tokens: "
+            f"{native_log.last_problems() or 'no reason given'}; "
+            "if memory is short, choose a smaller n_ctx or fewer GPU layers"
+        )
+    return context
 
 
 def _ggml_type(name: str) -> int:

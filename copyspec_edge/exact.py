@@ -65,7 +65,7 @@ class Finding:
 
 
 def probe(
-    engine: EngineLike, tokens: Tokens, *, min_rows: int, n_batch: int, beaten: int = 0
+    engine: EngineLike, tokens: Tokens, *, min_rows: int, n_batch: int, thorough: bool = True
 ) -> Finding:
     """Find the counts that agree with reading `min_rows` rows at a time.
 
@@ -74,25 +74,24 @@ def probe(
         tokens: varied token ids that fill its context, shape (n,).
         min_rows: 1 or 2.
         n_batch: most tokens of one batch.
-        beaten: give up as soon as no more than this many rows agree.
+        thorough: go on behind the first tokens, as deep as a time limit allows.
 
     Returns:
-        A finding of width 0 where it was given up, or where copying is possible and no row count
-        agrees with another.
+        A finding of width 0 where copying is possible and no row count agrees with another.
 
     Raises:
         EngineError: llama.cpp failed.
     """
     run = _Probe(engine, tokens, min_rows, n_batch)
-    least = max(beaten, min(1, engine.max_rows - 1))
+    least = min(1, engine.max_rows - 1)
     end = len(tokens) - 1
+    later = (
+        (0, min(_SHALLOW_END, end), _SHALLOW_READ, _SHALLOW_STEPS),
+        (max(end - _DEEP_TOKENS, _SHALLOW_END), end, _DEEP_READ, _DEEP_STEPS),
+    )
     try:
         step_seconds = run.cover(0, min(_SCREEN_END, end), _SCREEN_READ)
-        later = (
-            (0, min(_SHALLOW_END, end), _SHALLOW_READ, _SHALLOW_STEPS),
-            (max(end - _DEEP_TOKENS, _SHALLOW_END), end, _DEEP_READ, _DEEP_STEPS),
-        )
-        for first, last, wanted, n_steps in later:
+        for first, last, wanted, n_steps in later if thorough else ():
             is_affordable = n_steps * step_seconds < _LIMIT_SECONDS
             if run.finding().width > least and is_affordable and last - first >= _SCREEN_END:
                 run.cover(first, last, wanted)

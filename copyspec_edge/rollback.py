@@ -2,7 +2,7 @@
 
 It knows positions and states, neither tokens nor logits. An attention cache is cut. A recurrent
 state is overwritten by every token: of some models llama.cpp keeps the states within the last
-batch, of the others a copy is made before a draft and put back.
+batch, of the others a copy is made before a draft and put back, and of all before a prompt.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ def choose_rollback(context: object, *, n_swa: int, state: State | None, longest
     """The way for a context of a model with this state; None: it keeps attention alone."""
     if state is None:
         return AttentionRollback(context, n_swa, longest)
-    snapshots = int(llama_cpp.llama_n_rs_seq(context))
-    if snapshots or not state.can_restore:
-        return SnapshotRollback(context, min(snapshots, longest))
-    return CheckpointRollback(context, longest)
+    return StateRollback(context, state, longest)
 
 
 class AttentionRollback:
@@ -73,80 +70,63 @@ class AttentionRollback:
         return 0
 
 
-class SnapshotRollback:
-    """llama.cpp goes back within the last batch, once; without snapshots not at all.
+class StateRollback:
+    """Within the last batch llama.cpp goes back by itself, where it can; else a copy is put back.
 
-    It goes back when the next batch comes, so that several cuts in a row are one. `seq_rm` would
+    This happens when the next batch comes, so that several cuts in a row are one. `seq_rm` would
     also go back further than the last batch, to states of an earlier one, and report success.
     """
 
-    def __init__(self, context: object, n_snapshots: int) -> None:
-        self.name = "native" if n_snapshots else "none"
-        self.longest = n_snapshots
-        self._memory = llama_cpp.llama_get_memory(context)
-        self._end = 0
-        self._start = 0
-
-    def prepare(self, n_past: int, n_tokens: int, rows: int) -> bool:
-        """Go back if a cut has been asked for."""
-        if n_past < self._end and not llama_cpp.llama_memory_seq_rm(
-            self._memory, SEQUENCE, n_past, -1
-        ):
-            self._forget()
-            return False
-        self._end = n_past + n_tokens
-        self._start = self._end - min(self.longest, n_tokens - 1)
-        return True
-
-    def cut(self, length: int) -> int:
-        """Everything is forgotten where `length` lies before the last batch."""
-        return length if length >= self._start else self._forget()
-
-    def _forget(self) -> int:
-        llama_cpp.llama_memory_clear(self._memory, False)
-        self._end = self._start = 0
-        return 0
-
-
-class CheckpointRollback:
-    """A copy of the state is made before a draft; the tokens behind it are read again."""
-
-    name = "checkpoint"
-
-    def __init__(self, context: object, longest: int) -> None:
-        self.longest = longest
+    def __init__(self, context: object, state: State, longest: int) -> None:
+        self._n_snapshots = int(llama_cpp.llama_n_rs_seq(context))
+        self._can_restore = state.can_restore
+        if self._n_snapshots:
+            self.name, self.longest = "native", min(self._n_snapshots, longest)
+        else:
+            self.name = "checkpoint" if self._can_restore else "none"
+            self.longest = longest if self._can_restore else 0
         self._memory = llama_cpp.llama_get_memory(context)
         self._copy = StateCopy(context)
+        # Where the copy was made; from where on llama.cpp can go back; where the memory ends.
         self._saved: int | None = None
-        self._end = 0
+        self._start = self._end = 0
 
     def prepare(self, n_past: int, n_tokens: int, rows: int) -> bool:
-        """Put the copy back if a cut has been asked for; make one before several rows."""
-        sound = n_past >= self._end or self._restore(n_past)
-        if sound and rows > 1 and self._saved != n_past:
-            self._saved = n_past
-            sound = n_past == 0 or self._copy.save()
+        """Go back if a cut has been asked for; copy the state before a draft or a prompt."""
+        is_draft = rows == n_tokens
+        sound = n_past >= self._end or self._go_back(n_past)
+        if sound and self._can_restore and n_tokens > 1 and not (is_draft and self._n_snapshots):
+            sound = self._save(n_past)
         if not sound:
             self._forget()
             return False
         self._end = n_past + n_tokens
+        self._start = self._end - min(self._n_snapshots, n_tokens - 1)
         return True
 
     def cut(self, length: int) -> int:
-        """Where the last copy was made, or nothing if `length` lies before it."""
+        """Within the last batch, else where the copy was made, else everything is forgotten."""
+        if length >= self._start:
+            return length
         if self._saved is not None and self._saved <= length:
             return self._saved
         return self._forget()
 
-    def _restore(self, n_past: int) -> bool:
+    def _go_back(self, n_past: int) -> bool:
         if n_past == 0:
             llama_cpp.llama_memory_clear(self._memory, False)
             return True
-        return self._copy.restore() and bool(
-            llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, n_past, -1)
-        )
+        # After a copy is put back, what is behind it is still in the attention cache.
+        restored = n_past >= self._start or self._copy.restore()
+        return restored and bool(llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, n_past, -1))
+
+    def _save(self, n_past: int) -> bool:
+        if self._saved == n_past:
+            return True
+        self._saved = n_past
+        return n_past == 0 or self._copy.save()
 
     def _forget(self) -> int:
         llama_cpp.llama_memory_clear(self._memory, False)
-        self._saved, self._end = None, 0
+        self._saved, self._start, self._end = None, 0, 0
         return 0

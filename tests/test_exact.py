@@ -156,15 +156,17 @@ def test_what_rolling_back_leaves_behind_is_found() -> None:
     assert probe(engine, tokens, min_rows=2, n_batch=N_BATCH).width == 0
 
 
-def test_a_finding_that_is_no_better_is_given_up_early() -> None:
-    engines = [RoundingEngine(lambda n, index, position: n >= 8) for _ in range(2)]
+def test_a_first_look_is_short_and_sees_less() -> None:
+    engines = [RoundingEngine(lambda n, index, position: n == 6 and position > 99) for _ in "12"]
     tokens = np.arange(N_CTX, dtype=np.int32) % 4
-    full, beaten = (
-        probe(engine, tokens, min_rows=2, n_batch=N_BATCH, beaten=least)
-        for engine, least in zip(engines, (6, 7), strict=True)
+    look, full = (
+        probe(engine, tokens, min_rows=2, n_batch=N_BATCH, thorough=thorough)
+        for engine, thorough in zip(engines, (False, True), strict=True)
     )
-    assert (full.width, beaten.width) == (7, 0)
-    assert len(engines[1].batch_sizes) < len(engines[0].batch_sizes) / 3
+    assert 6 in look.rows
+    assert 6 not in full.rows
+    assert look.ranges == ((0, 64),)
+    assert len(engines[0].batch_sizes) < len(engines[1].batch_sizes) / 3
 
 
 def test_a_model_that_never_copies_is_exact_with_one_row() -> None:

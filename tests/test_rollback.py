@@ -5,6 +5,7 @@ The models are tiny and random, of the architectures in `tiny_archs`.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import platform
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
-from copyspec_edge import Settings, machine
+from copyspec_edge import Settings, calibrate, machine
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
@@ -204,7 +205,8 @@ class Reader:
         """Append tokens; the last row."""
         self.history = np.concatenate((self.history, tokens))
         unread = self.history[self.engine.n_past :]
-        row: Row = self.engine.eval(unread, rows=min(rows, len(unread)))[-1].copy()
+        rows = min(rows, len(unread), self.engine.max_rows)
+        row: Row = self.engine.eval(unread, rows=rows)[-1].copy()
         return row
 
     def cut(self, length: int) -> int:
@@ -328,8 +330,7 @@ def test_a_failed_decode_leaves_no_trace(
         patch.setattr(llama_cpp, "llama_decode", read_and_fail)
         with pytest.raises(NATIVE_FAILURES[code]):
             reader.engine.eval(some_tokens(6, seed=1), rows=rows)
-    has_copy = way(arch) == "checkpoint" and rows > 1
-    assert reader.engine.n_past == (30 if arch == "qwen3" or has_copy else 0)
+    assert reader.engine.n_past == (0 if way(arch) == "native" and rows > 1 else 30)
     reader.equals_fresh(load, arch, seed=2)
 
 
@@ -357,20 +358,62 @@ def test_a_decode_cancelled_half_way_leaves_no_trace(
     reader.equals_fresh(load, arch, seed=3)
 
 
+@pytest.mark.parametrize("arch", ["qwen3", *RECURRENT])
+def test_a_long_prompt_cancelled_half_way_goes_on_from_the_chunk_before(
+    load: Load, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(load(arch), replace(SETTINGS, n_batch=16, n_ubatch=16), n_ctx=256)
+    decode_natively, calls = llama_cpp.llama_decode, itertools.count(1)
+
+    def cancel_the_third(context: object, batch: object) -> int:
+        if next(calls) == 3:
+            engine.cancel()
+        return int(decode_natively(context, batch))
+
+    reader = Reader(engine)
+    reader.history = some_tokens(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_decode", cancel_the_third)
+        with pytest.raises(CancelledError):
+            engine.eval(reader.history, rows=1)
+    engine.clear_cancel()
+    assert engine.n_past == 32
+    reader.equals_fresh(load, arch, seed=1)
+    engine.close()
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+def test_an_answer_is_taken_back_to_its_prompt_without_reading_all_again(
+    load: Load, arch: str, reader: Reader
+) -> None:
+    reader.read(some_tokens(30))
+    reader.read(some_tokens(20, seed=1), rows=1)
+    for seed in range(2, 8):
+        reader.read(some_tokens(1, seed=seed), rows=1)
+    assert reader.cut(53) == 30
+    reader.equals_fresh(load, arch, seed=9)
+
+
 @pytest.mark.parametrize("arch", ["mamba2", "jamba"])
 @pytest.mark.parametrize("name", ["get_size", "get_data", "set_data"])
 def test_a_state_that_cannot_be_copied_is_an_error_and_not_a_wrong_state(
     load: Load, arch: str, reader: Reader, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     reader.read(some_tokens(30))
+    reader.read(some_tokens(6), rows=6)
 
     def draft_and_go_back() -> None:
         reader.engine.eval(some_tokens(6, seed=1), rows=6)
-        reader.engine.truncate(33)
+        reader.engine.truncate(39)
         reader.engine.eval(some_tokens(6, seed=2), rows=1)
 
+    def fail(context: object, *_: object) -> int:
+        if name == "set_data":  # as llama.cpp does then
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+        return 0
+
     with monkeypatch.context() as patch:
-        patch.setattr(llama_cpp, f"llama_state_seq_{name}_ext", lambda *_: 0)
+        patch.setattr(llama_cpp, f"llama_state_seq_{name}_ext", fail)
         with pytest.raises(EngineError, match="save or restore"):
             draft_and_go_back()
     assert reader.engine.n_past == 0
@@ -447,16 +490,35 @@ def test_where_the_states_do_not_fit_into_the_device_a_checkpoint_does(
     engine.close()
 
 
-@pytest.mark.parametrize("arch", ["mamba2", "qwen35"])
-def test_a_state_that_is_not_restored_exactly_is_never_relied_on(
-    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str
+@pytest.mark.parametrize("arch", ["mamba2", "jamba", "rwkv7"])
+@pytest.mark.parametrize("is_lossy", [True, False])
+def test_a_state_that_is_not_restored_as_it_was_is_never_relied_on(
+    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str, is_lossy: bool
 ) -> None:
-    weights = Weights(load(arch).path, SETTINGS, use_extra_bufts=False)
-    monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lambda *a: a[2])
+    intact = load(arch)
+    assert intact.state is not None
+    assert intact.state.can_restore
+    weights = Weights(intact.path, SETTINGS, use_extra_bufts=False)
+    restore = llama_cpp.llama_state_seq_set_data_ext
+
+    def lose(context: object, data: Any, size: int, *rest: int) -> int:
+        if not is_lossy:
+            return size
+        lost = size // 5
+        ctypes.memset(ctypes.addressof(data.contents) + size - lost, 0, lost)
+        return int(restore(context, data, size, *rest))
+
+    monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data_ext", lose)
     engine = Engine(weights, SETTINGS, n_ctx=128)
-    assert engine.rollback == ("native" if arch == "qwen35" else "none")
+    assert (engine.rollback, engine.max_rows) == ("none", 1)
     plain = Run(engine, some_tokens(20))
     decode_speculatively(engine, "right", plain).assert_equals(plain)
+    engine.truncate(0)
+    reader = Reader(engine)
+    for count in (30, 10, 1):
+        reader.read(some_tokens(count, seed=count), rows=1)
+    assert reader.cut(35) == 0
+    reader.equals_fresh(load, arch, seed=1)
     engine.close()
     weights.close()
 
@@ -484,6 +546,28 @@ def test_no_context_or_batch_size_aborts_the_process(load: Load, run_python: Run
     for arch in ("lfm2", "mamba2"):
         done = run_python("-c", script, str(load(arch).path), env={"GGML_NO_BACKTRACE": "1"})
         assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "lfm2", "mamba2"])
+def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
+    load: Load, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    monkeypatch.setattr(calibrate, "_BUDGET_SECONDS", 0.2)
+    engine = Engine(load(arch), SETTINGS, n_ctx=calibrate.LEAST_CONTEXT)
+    longest = 0
+    read = engine.eval
+
+    def watched(tokens: Tokens, *, rows: int) -> Row:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return read(tokens, rows=rows)
+
+    monkeypatch.setattr(engine, "eval", watched)
+    curve, _ = calibrate.measure(engine, 0)
+    assert engine.n_past == 0
+    assert min(curve.seconds) > 0
+    assert longest >= 16
+    engine.close()
 
 
 class Chat:
