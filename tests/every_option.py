@@ -67,22 +67,22 @@ def after(n_tokens: int) -> Callable[[tuple[int, ...], str], bool]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "nothing else": {"max_tokens": 24},
+    "nothing else": {"max_tokens": 16},
     "limits": {"max_tokens": 7, "logprobs": 0},
-    "logprobs": {"max_tokens": 24, "logprobs": 3},
-    "stop strings": {"max_tokens": 24, "stop": ("ab", "c", "\n"), "logprobs": 1},
-    "processors": {"max_tokens": 24, "logits_processors": (nudge, roll)},
-    "bias": {"max_tokens": 24, "logit_bias": {3: 2.5, 5: -np.inf, 7: -1.0}},
-    "stopping": {"max_tokens": 24, "stopping": (after(9),)},
+    "logprobs": {"max_tokens": 16, "logprobs": 3},
+    "stop strings": {"max_tokens": 16, "stop": ("ab", "c", "\n"), "logprobs": 1},
+    "processors": {"max_tokens": 16, "logits_processors": (nudge, roll)},
+    "bias": {"max_tokens": 16, "logit_bias": {3: 2.5, 5: -np.inf, 7: -1.0}},
+    "stopping": {"max_tokens": 16, "stopping": (after(9),)},
 }
 # Of models with a real vocabulary.
 GRAMMAR = 'root ::= ([a-d ]+ ("," | "é" | "한"))+ [a-z]+ "."'
 SCHEMA = {"type": "array", "items": {"enum": ["ab", "cd", 1]}}
 GRAMMAR_OPTIONS: dict[str, dict[str, Any]] = {
-    "grammar": {"max_tokens": 24, "grammar": GRAMMAR, "logprobs": 2},
-    "schema": {"max_tokens": 24, "json_schema": SCHEMA},
+    "grammar": {"max_tokens": 16, "grammar": GRAMMAR, "logprobs": 2},
+    "schema": {"max_tokens": 16, "json_schema": SCHEMA},
     "grammar and processors": {
-        "max_tokens": 24,
+        "max_tokens": 16,
         "grammar": GRAMMAR,
         "logits_processors": (nudge,),
         "logit_bias": {3: 1.0},

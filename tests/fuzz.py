@@ -1,6 +1,6 @@
 """Random sessions against a plain oracle: turns, rewinds, cancels, limits, drafts and faults.
 
-    python tests/fuzz.py --minutes 60 [--real MODEL.gguf] [--seed N] [--requests N]
+    python tests/fuzz.py --minutes 60 [--real MODEL.gguf [--exact]] [--seed N] [--requests N]
 
 An episode is one model with a few sessions and some dozens of operations on them. Whatever happens,
 each answer must be the one that `oracle.plainly` gives for the same prompt and parameters, as far
@@ -79,11 +79,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="0: one episode")
     parser.add_argument("--seed", type=int, default=None, help="of the first episode")
     parser.add_argument("--real", type=Path, help="a small GGUF file instead of the fake engine")
+    parser.add_argument("--exact", action="store_true", help="with --real: certified settings")
     parser.add_argument("--requests", type=int, help="measure the memory that so many keep instead")
     options = parser.parse_args()
     seed = random.randrange(1 << 30) if options.seed is None else options.seed
     print(f"first seed: {seed}", flush=True)
-    make_world = partial(RealWorld.random, options.real) if options.real else FakeWorld.random
+    make_world = (
+        partial(RealWorld.random, options.real, exact=options.exact)
+        if options.real
+        else FakeWorld.random
+    )
     if options.requests:
         print(f"grown by {growth(make_world(seed), options.requests):,} bytes")
         return

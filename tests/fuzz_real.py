@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -16,8 +17,11 @@ from oracle import Reader
 from scripted_drafter import FLAT
 
 from copyspec_edge import Session, Settings
+from copyspec_edge.certificate import Certificate, CertifiedCosts
+from copyspec_edge.certify import load_certified
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.engine import Engine
+from copyspec_edge.exact_engine import ExactEngine
 from copyspec_edge.history import as_tokens
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
@@ -43,7 +47,7 @@ class FaultyDecode:
 class RealWorld:
     """Sessions of one loaded model, decoded so that the same rows come out of any batch.
 
-    One thread, flash attention off and two rows at least: see design.md, Exactness. A model
+    One thread, flash attention off and two rows at least, or whatever is certified. A model
     without a tokenizer, and with as many tokens as the fake vocabulary, speaks that one.
     """
 
@@ -53,9 +57,18 @@ class RealWorld:
     )
     alphabet = "abcd é한\n"
 
-    def __init__(self, path: Path, *, n_ctx: int = 64, n_batch: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_ctx: int = 64,
+        n_batch: int = 64,
+        seed: int = 0,
+        exact: bool = False,
+    ) -> None:
         self._rng = random.Random(seed)
         self._settings = Settings(
+            n_ctx=n_ctx,
             n_threads=1,
             flash_attn="off",
             type_k="f32",
@@ -64,7 +77,14 @@ class RealWorld:
             n_ubatch=n_batch,
         )
         self.n_ctx = n_ctx
-        self._weights = weights = Weights(path, self._settings, use_extra_bufts=False)
+        self._certificate: Certificate | None = None
+        if exact:
+            settings = replace(self._settings, exact=True)
+            weights, self._certificate = load_certified(path, settings)
+            self._settings = self._certificate.apply(settings)
+        else:
+            weights = Weights(path, self._settings, use_extra_bufts=False)
+        self._weights = weights
         self.vocab = Vocab(weights)
         self.grammars = self.vocab.exists
         self._template: ChatTemplate | None = None
@@ -79,23 +99,39 @@ class RealWorld:
         llama_cpp.llama_decode = self._faulty
 
     @classmethod
-    def random(cls, path: Path, seed: int) -> RealWorld:
+    def random(cls, path: Path, seed: int, *, exact: bool = False) -> RealWorld:
         rng = random.Random(seed)
-        return cls(path, n_ctx=rng.choice([48, 160]), n_batch=rng.choice([16, 64]), seed=seed)
+        n_ctx, n_batch = rng.choice([48, 160]), rng.choice([16, 64])
+        return cls(path, n_ctx=n_ctx, n_batch=n_batch, seed=seed, exact=exact)
 
     def session(self) -> tuple[Session, AnyDrafter]:
         copy = CopyDrafter(self.n_ctx, self.vocab.eog_tokens)
         eog = min(self.vocab.eog_tokens, default=0)
         seed = self._rng.getrandbits(32)
         drafter = AnyDrafter(copy, n_vocab=self.vocab.n_tokens, eog=eog, seed=seed)
-        engine = self._engine()
-        return Session(engine, self.vocab, self._template, FLAT, drafter, min_rows=2), drafter
+        certificate = self._certificate
+        session = Session(
+            self._engine(),
+            self.vocab,
+            self._template,
+            CertifiedCosts(FLAT, certificate) if certificate else FLAT,
+            drafter,
+            min_rows=self._min_rows,
+        )
+        return session, drafter
+
+    @property
+    def _min_rows(self) -> int:
+        return self._certificate.min_rows if self._certificate else 2
 
     def _engine(self) -> Engine:
-        return Engine(self._weights, self._settings, n_ctx=self.n_ctx)
+        weights, settings, certificate = self._weights, self._settings, self._certificate
+        if certificate:
+            return ExactEngine(weights, settings, certificate, n_ctx=self.n_ctx)
+        return Engine(weights, settings, n_ctx=self.n_ctx)
 
     def reader(self) -> Reader:
-        return FreshReader(self._engine())
+        return FreshReader(self._engine(), self._min_rows)
 
     def arm(self, session: Session, mishap: Mishap, at: int) -> None:
         self._faulty.plans[session.engine._context] = at, self._fault(session, mishap)
@@ -137,13 +173,14 @@ class RealWorld:
 class FreshReader:
     """The logits behind a growing token sequence, from a context of its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, min_rows: int) -> None:
         self._engine = engine
+        self._min_rows = min_rows
 
     def __call__(self, tokens: Sequence[int]) -> Row:
         engine = self._engine
         unread = as_tokens(tokens[engine.n_past :])
-        n_rows = min(2, engine.max_rows, engine.n_ctx - engine.n_past)
+        n_rows = min(self._min_rows, engine.max_rows, engine.n_ctx - engine.n_past)
         pad = max(0, n_rows - len(unread))
         rows = engine.eval(as_tokens([*unread, *unread[-1:].repeat(pad)]), rows=n_rows)
         row: Row = rows[n_rows - pad - 1].copy()

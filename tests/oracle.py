@@ -1,14 +1,14 @@
 """What a model says behind a prompt, decoded in the plainest way: the tests' idea of right.
 
-It shares the samplers and the vocabulary with the package, and nothing of the way from rows to
-answers: no session, drafts, cache, incremental text or statistics.
+It shares llama.cpp's samplers and the vocabulary with the package, and nothing of the way from
+rows to answers: no session, drafts, cache, logits processors, incremental text or statistics.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fake_engine import Row
 
@@ -44,7 +44,8 @@ def plainly(
     """The answer that one row after the other gives."""
     room = n_ctx - len(prompt)
     tokens, raw, logprobs = list(prompt), b"", list[TokenLogprob]()
-    sampler = make_sampler(params, vocab, as_tokens(prompt), n_ctx)
+    plain = replace(params, logits_processors=(), logit_bias={})
+    sampler = make_sampler(plain, vocab, as_tokens(prompt), n_ctx)
 
     def ended(text: str, reason: str) -> Said:
         return Said(text, tuple(tokens[len(prompt) :]), reason, tuple(logprobs))
@@ -52,7 +53,7 @@ def plainly(
     for _ in range(min(params.max_tokens or room, room)):
         row = read(tokens)
         try:
-            token = sampler.choose(row)
+            token = sampler.choose(processed(row, tokens, params))
         except EngineError:
             return ended(raw.decode("utf-8", "replace"), "error")
         sampler.accept(token)
@@ -69,6 +70,17 @@ def plainly(
         if any(stops(tuple(tokens[len(prompt) :]), text) for stops in params.stopping):
             return ended(raw.decode("utf-8", "replace"), "stop")
     return ended(raw.decode("utf-8", "replace"), "length")
+
+
+def processed(row: Row, tokens: Sequence[int], params: SamplingParams) -> Row:
+    """A row as the logits processors and the bias leave it."""
+    row = row.copy()
+    for process in params.logits_processors:
+        changed = process(as_tokens(tokens), row)
+        row = row if changed is None else changed.copy()
+    for token, added in params.logit_bias.items():
+        row[token] += added
+    return row
 
 
 def whole_characters(raw: bytes) -> str:

@@ -381,3 +381,17 @@ def test_cold_and_prefix_hit_runs_of_one_prompt_agree(smollm2_f16: Model) -> Non
             replies.append(session.complete(prompt, params=params))
     assert len({said(reply) for reply in replies}) == 1
     assert [r.stats.cached_tokens for r in replies] == [0, 3, len(prompt) - 1, len(prompt) - 1]
+
+
+def test_in_exact_mode_cold_and_prefix_hit_runs_agree_to_the_last_bit(spelling_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=16, logprobs=20)
+    prompt = [3, *range(100, 140), 3, *range(100, 110)]
+    settings = Settings(n_threads=1, n_ctx=128, calibrate=False, exact=True)
+    with Model.load(spelling_path, settings) as model, model.session() as session:
+        cold = session.complete(prompt, params=params)
+        for warm_to in (1, 7, len(prompt) - 1, len(prompt)):
+            session.reset()
+            session.complete(prompt[:warm_to], params=replace(params, max_tokens=3))
+            warm = session.complete(prompt, params=params)
+            assert warm.stats.cached_tokens == min(warm_to, len(prompt) - 1)
+            assert said(warm) == said(cold)
