@@ -28,7 +28,8 @@ from copyspec_edge.cost import Costs
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.history import History, Tokens
-from copyspec_edge.sampling import Row, Sampler
+from copyspec_edge.sampling import Sampler
+from copyspec_edge.selector import Row
 from copyspec_edge.verification import ForcedDrafter
 
 _FIRST_PROMPT = 16

@@ -1,4 +1,7 @@
-"""Time and memory of the parts outside llama.cpp: python -m bench.micro [--json FILE]."""
+"""Time and memory of the parts around the model: python -m bench.micro [-m MODEL] [--json FILE].
+
+With a model, also what samplers, log-probabilities and a grammar cost on its vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,16 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from copyspec_edge import Model, SamplingParams, Settings
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CPU_CURVE, CostModel
 from copyspec_edge.decoder import decode
+from copyspec_edge.grammar import Grammar, gbnf
 from copyspec_edge.history import History, Tokens
+from copyspec_edge.logprobs import token_logprob
 from copyspec_edge.matcher import Matcher
-from copyspec_edge.sampling import GreedySampler
+from copyspec_edge.selector import ChainSampler, GreedySampler
+from copyspec_edge.vocab import Vocab
 
 LENGTHS = (4096, 32768, 131072)
 _ROUNDS = 200
@@ -54,6 +61,10 @@ class RecitingSampler:
 
     def accept(self, token: int) -> None:
         """Nothing depends on it."""
+
+    def admits(self, draft: Tokens) -> int:
+        """Any draft may be what was recorded."""
+        return len(draft)
 
 
 def histories(length: int) -> dict[str, Tokens]:
@@ -120,9 +131,45 @@ def step_microseconds() -> float:
     return 1e6 * median(times)
 
 
+def choosing(vocab: Vocab) -> dict[str, float]:
+    """Choosing a token and the rest of it, in microseconds."""
+    row = np.random.default_rng(0).normal(0, 3, vocab.n_tokens).astype(np.float32)
+    chain = ChainSampler(SamplingParams(seed=0), vocab, row[:0].astype(np.int32), 512)
+    penalties = SamplingParams(seed=0, repeat_penalty=1.1)
+    penalized = ChainSampler(penalties, vocab, np.arange(512, dtype=np.int32), 512)
+    return {
+        "chain_us": microseconds(lambda: chain.choose(row), _ROUNDS),
+        "chain_with_penalties_us": microseconds(lambda: penalized.choose(row), _ROUNDS),
+        "logprobs_us": microseconds(lambda: token_logprob(row, 5, 5), _ROUNDS),
+        **grammar_microseconds(vocab, row),
+    }
+
+
+def grammar_microseconds(vocab: Vocab, row: npt.NDArray[np.float32]) -> dict[str, float]:
+    """A grammar between two fields of a JSON object, where most tokens are refused."""
+    properties = {f"name{i}": {"type": "string"} for i in range(20)}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    text = gbnf(SamplingParams(json_schema=schema))
+    assert text is not None
+    grammar = Grammar(text, vocab)
+    for token in vocab.tokenize('{ "name0": "a",').tolist():
+        grammar.accept(token)
+    draft = vocab.tokenize(' "name1": "some words", "name2": "and more of them",')
+    return {
+        "prefixes_once_us": microseconds(lambda: vocab.prefixes, 1),
+        "grammar_make_us": microseconds(lambda: Grammar(text, vocab), 20),
+        "grammar_allows_us": microseconds(lambda: grammar.allows(5), _ROUNDS),
+        "grammar_draft_token_us": microseconds(lambda: grammar.admits(draft), 50) / len(draft),
+        "grammar_refused_greedy_us": microseconds(lambda: grammar.restrict(row, 1), 50),
+        "grammar_refused_top_40_us": microseconds(lambda: grammar.restrict(row, 40), 50),
+        "grammar_refused_all_us": microseconds(lambda: grammar.restrict(row, None), 50),
+    }
+
+
 def main() -> None:
     """Measure, print, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", help="whose vocabulary to choose from")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     row = np.random.default_rng(0).standard_normal(262_144).astype(np.float32)
@@ -134,6 +181,10 @@ def main() -> None:
             for length in LENGTHS
         },
     }
+    if arguments.model:
+        settings = Settings(n_ctx=512, calibrate=False)
+        with Model.load(arguments.model, settings) as model:
+            results["choosing"] = choosing(model._vocab)
     print(json.dumps(results, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2), encoding="utf-8")

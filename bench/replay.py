@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from copyspec_edge import CopySpecError, Model, Settings
-from copyspec_edge.benchmark.baselines import BASELINES, NGRAM_SIMPLES, PROMPT_LOOKUPS, Factory
+from copyspec_edge.benchmark.baselines import Factory
 from copyspec_edge.benchmark.oracle import oracle_speedups
+from copyspec_edge.benchmark.rivals import BEST, NAMES, parse_names, rivals
 from copyspec_edge.benchmark.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
 from copyspec_edge.benchmark.sources import Sources
 from copyspec_edge.benchmark.traces import N_CTX, TokenTrace, tokenized
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CostCurve
 
-BEST = "best"
 OURS: Factory = CopyDrafter
 
 
@@ -52,25 +52,10 @@ class Bench:
         """By task."""
         return {task: tally.speedup(self.curve) for task, tally in tallies.items()}
 
-    def best(self, family: dict[str, Factory]) -> tuple[str, dict[str, float]]:
-        """Name and speed-ups of the fastest of these constants."""
-        found = {
-            name: self.speedups(self.run(make, trimmed=False)) for name, make in family.items()
-        }
-        name = max(found, key=lambda name: geometric_mean(found[name].values()))
-        return name, found[name]
-
     def baselines(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Speed-ups by name and task; for BEST the best constant of each family."""
-        found = {}
-        for name in names:
-            if name == BEST:
-                for family in (PROMPT_LOOKUPS, NGRAM_SIMPLES):
-                    best, speedups = self.best(family)
-                    found[f"{BEST} {best}"] = speedups
-            else:
-                found[name] = self.speedups(self.run(BASELINES[name], trimmed=False))
-        return found
+        """Speed-ups by name and task."""
+        chosen = rivals(names, self.traces, self.curve, self.eog_tokens, carried=self.carried)
+        return {name: self.speedups(self.run(make, trimmed=False)) for name, make in chosen.items()}
 
 
 def report(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
@@ -138,9 +123,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--curve", choices=CURVES, default="1b", help="what batches cost")
     parser.add_argument(
         "--baselines",
-        type=_baselines,
         default="all",
-        help=f"all, none, or some of {', '.join([*BASELINES, BEST])}; {BEST} takes minutes",
+        help=f"{NAMES}; {BEST} takes minutes",
     )
     parser.add_argument(
         "--learner",
@@ -157,21 +141,13 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _baselines(text: str) -> list[str]:
-    names = [] if text == "none" else _names(text)
-    chosen = [name for part in names for name in (BASELINES if part == "all" else [part])]
-    unknown = [name for name in chosen if name not in BASELINES and name != BEST]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no baseline {unknown[0]!r}")
-    return chosen
-
-
 def main() -> None:
     """Parse the command line, replay, print, and write the JSON file."""
     parser = options()
     arguments = parser.parse_args()
     start = time.perf_counter()
     try:
+        names = parse_names(arguments.baselines)
         traces = Sources(
             data=arguments.data and Path(arguments.data),
             git=arguments.git,
@@ -186,7 +162,7 @@ def main() -> None:
     if not tokens:
         parser.error("all traces are too long or too short")
     curve, carried = CURVES[arguments.curve], arguments.learner == "carried"
-    results = report(Bench(tokens, eog_tokens, curve, carried), arguments.baselines)
+    results = report(Bench(tokens, eog_tokens, curve, carried), names)
     results["settings"] = {
         **{name: str(value) for name, value in vars(arguments).items() if name != "json"},
         "traces": len(tokens),

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
         SessionBusyError,
         SessionClosedError,
     )
+    from copyspec_edge.logprobs import TokenLogprob
     from copyspec_edge.model import Model
     from copyspec_edge.reply import Chunk, Reply
-    from copyspec_edge.sampling import SamplingParams
+    from copyspec_edge.sampling_params import SamplingParams
     from copyspec_edge.session import Session
     from copyspec_edge.settings import Settings
     from copyspec_edge.stats import Stats, Step
@@ -50,13 +51,14 @@ _HOMES = {
     "NativeBuildError": "errors",
     "RegistryError": "errors",
     "Reply": "reply",
-    "SamplingParams": "sampling",
+    "SamplingParams": "sampling_params",
     "Session": "session",
     "SessionBusyError": "errors",
     "SessionClosedError": "errors",
     "Settings": "settings",
     "Stats": "stats",
     "Step": "stats",
+    "TokenLogprob": "logprobs",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "Settings",
     "Stats",
     "Step",
+    "TokenLogprob",
 ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 
 from copyspec_edge.errors import CancelledError, SessionBusyError
 from copyspec_edge.reply import Chunk, FinishReason, Reply, Transcript
@@ -13,11 +16,12 @@ class Answer(Iterator[Chunk]):
     """Chunks of one answer; made by `Session.stream`.
 
     Leaving it unfinished (`close`, or dropping it) ends the answer as a cancel does. An error of
-    the model ends it without a reply.
+    the model ends it without a reply. Read by a second thread at the same time, or by a callback,
+    it raises SessionBusyError and goes on.
 
     Attributes:
         reply: the whole answer once it has ended, else None.
-        stopped: whether a stop string ended it.
+        stopped: whether a stop string or a stopping criterion ended it.
     """
 
     def __init__(
@@ -33,19 +37,16 @@ class Answer(Iterator[Chunk]):
         self._max_tokens = max_tokens
         self._summarize = summarize
         self._on_end: Callable[[Answer], None] | None = on_end
-        self._running = False
+        self._reading = threading.Lock()
         self.transcript = transcript
         self.reply: Reply | None = None
         self.stopped = False
 
     def __next__(self) -> Chunk:
-        if self._on_end is None:
-            raise StopIteration
-        self._running = True
-        try:
+        with self._alone():
+            if self._on_end is None:
+                raise StopIteration
             return self._advance()
-        finally:
-            self._running = False
 
     def finish(self) -> Reply:
         """Read the answer to its end.
@@ -65,19 +66,28 @@ class Answer(Iterator[Chunk]):
         Raises:
             SessionBusyError: another thread is reading it; cancel the session instead.
         """
-        if self._running:
-            raise SessionBusyError("the answer is being read by another thread; cancel() it first")
-        if self._on_end is not None:
-            self.transcript.rest()
-            self._end("cancelled")
+        with self._alone():
+            if self._on_end is not None:
+                self.transcript.rest()
+                self._end("cancelled")
 
     def __del__(self) -> None:
-        if getattr(self, "_on_end", None) is not None and not self._running:
+        if getattr(self, "_on_end", None) is not None:
             self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads and the callbacks of this answer from reading or ending it."""
+        if not self._reading.acquire(blocking=False):
+            raise SessionBusyError("this answer is being read; cancel() the session to end it")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _advance(self) -> Chunk:
         try:
-            step = next(self._steps)
+            self.stopped = self.transcript.add(next(self._steps))
         except CancelledError:
             rest = self.transcript.rest()
             self._end("cancelled")
@@ -87,7 +97,6 @@ class Answer(Iterator[Chunk]):
         except BaseException:
             self._end(None)
             raise
-        self.stopped = self.transcript.add(step)
         reason = self._reason()
         chunk = self.transcript.chunk(final=reason is not None)
         if reason:
@@ -101,9 +110,14 @@ class Answer(Iterator[Chunk]):
 
     def _end(self, reason: FinishReason | None) -> None:
         if reason:
-            stats = self._summarize(self.transcript.steps)
-            token_ids = tuple(self.transcript.token_ids)
-            self.reply = Reply(self.transcript.text, token_ids, reason, stats)
+            steps = self.transcript.steps
+            self.reply = Reply(
+                self.transcript.text,
+                tuple(self.transcript.token_ids),
+                reason,
+                self._summarize(steps),
+                tuple(chain.from_iterable(step.logprobs for step in steps)),
+            )
         on_end, self._on_end = self._on_end, None
         if on_end:
             on_end(self)

@@ -127,6 +127,11 @@ class CertifiedCosts:
         return self._costs.table[self._counts] + self._barred
 
     @property
+    def breaks(self) -> Floats:
+        """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
+        return self._costs.breaks
+
+    @property
     def curve(self) -> CostCurve:
         """The curve as it is now, of all batches."""
         return self._costs.curve

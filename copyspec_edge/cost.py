@@ -35,6 +35,11 @@ class Costs(Protocol):
         ...
 
     @property
+    def breaks(self) -> Floats:
+        """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
+        ...
+
+    @property
     def curve(self) -> CostCurve:
         """The curve as it is now."""
         ...
@@ -58,6 +63,11 @@ class CostCurve:
     def table(self) -> Floats:
         """Entry n is the cost of n rows, shape (rows[-1] + 1,); entry 0 is unused."""
         return np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds).astype(np.float32)
+
+    @cached_property
+    def breaks(self) -> Floats:
+        """Nothing is lost."""
+        return np.zeros(self.rows[-1] + 1, np.float32)
 
     @property
     def curve(self) -> CostCurve:
@@ -85,6 +95,8 @@ class CostModel:
     Args:
         curve: where to start.
         in_seconds: whether its unit is known; else the first step tells, and teaches no more.
+        rereads: whether the accepted tokens of a draft that breaks have to be read again, with
+            the two before and behind them, instead of a plain step.
         on_step: told of each other step its duration over the expected one, and its duration.
     """
 
@@ -93,15 +105,18 @@ class CostModel:
         curve: CostCurve,
         *,
         in_seconds: bool,
+        rereads: bool = False,
         on_step: Callable[[float, float], None] | None = None,
     ) -> None:
         self._rows = curve.rows
         self._seconds = np.array(curve.seconds, np.float64)
         self._has_unit = in_seconds
+        self._rereads = rereads
         self._on_step = on_step
         self._outliers: list[float] = []
         self._outliers_of_shape: list[list[float]] = [[] for _ in curve.rows]
         self.table = curve.table
+        self._no_breaks = curve.breaks
         counts = np.arange(len(self.table))
         self._nearest = np.abs(np.subtract.outer(counts, self._rows)).argmin(axis=1)
         # The table is linear in the times of the shapes.
@@ -112,6 +127,14 @@ class CostModel:
     def curve(self) -> CostCurve:
         """The curve as it is now."""
         return CostCurve(self._rows, tuple(map(float, self._seconds)))
+
+    @property
+    def breaks(self) -> Floats:
+        """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
+        if not self._rereads:
+            return self._no_breaks
+        breaks: Floats = self.table[2:] - self.table[1]
+        return breaks.clip(min=0)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Correct the curve by a step of `rows` rows; rows beyond its end teach nothing."""

@@ -17,6 +17,7 @@ from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CPU_CURVE, Costs
 from copyspec_edge.drafter import NO_DRAFT, Draft, Drafter
 from copyspec_edge.history import History, Tokens
+from copyspec_edge.logprobs import TokenLogprob, token_logprob
 from copyspec_edge.policy import trim
 from copyspec_edge.sampling import Sampler, verify
 from copyspec_edge.stats import Step
@@ -47,6 +48,7 @@ def decode(
     eog: Container[int],
     max_tokens: int,
     min_rows: int = 1,
+    logprobs: int | None = None,
 ) -> Iterator[Step]:
     """Continue `history`, one forward pass a step, and commit each step before yielding it.
 
@@ -57,6 +59,7 @@ def decode(
     Args:
         min_rows: least rows of logits of a forward pass; where fewer tokens are to be read, copies
             of the last one are read too and forgotten again.
+        logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
         Whatever engine and sampler raise; the history then ends at the last committed token.
@@ -65,21 +68,32 @@ def decode(
     while left > 0 and len(history) < history.capacity:
         started = time.perf_counter()
         evaluated = len(history) - engine.n_past
-        draft = NO_DRAFT
+        proposed = draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
-            draft = trim(drafter.draft(history.tokens, room - 1), cost)
+            proposed = drafter.draft(history.tokens, room - 1)
+            draft = _worthwhile(proposed, cost, sampler)
         least = min(min_rows, engine.max_rows, history.capacity - engine.n_past)
         padding = max(0, least - evaluated - len(draft))
-        new = _forward(engine, history, draft.tokens, sampler, eog, least, padding)
+        new, likely = _forward(
+            engine, history, draft.tokens, sampler, eog, least, padding, logprobs
+        )
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
             cost.observe(len(draft) + 1 + padding, seconds)
-        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds)
+        declined = len(proposed) > len(draft) == 0
+        yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, declined, likely)
         if int(new[-1]) in eog:
             return
+
+
+def _worthwhile(draft: Draft, cost: Costs, sampler: Sampler) -> Draft:
+    """What of a draft pays and can be chosen at all."""
+    draft = trim(draft, cost)
+    possible = sampler.admits(draft.tokens) if len(draft) else 0
+    return draft if possible == len(draft) else trim(draft.head(possible), cost)
 
 
 def _forward(
@@ -90,18 +104,26 @@ def _forward(
     eog: Container[int],
     least: int,
     padding: int,
-) -> Tokens:
+    n_top: int | None,
+) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
     ahead = len(draft) + padding
     wanted = max(least, ahead + 1)
     try:
         rows = engine.eval(np.concatenate((unread, draft, pad)), rows=wanted)
-        new = verify(draft, rows[wanted - ahead - 1 :], sampler, eog)
+        rows = rows[wanted - ahead - 1 :]
+        new = verify(draft, rows, sampler, eog)
+        likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)
     finally:
         engine.truncate(len(history) - 1)
-    return new
+    return new, likely
+
+
+def _look_up(rows: npt.NDArray[np.float32], new: Tokens, n_top: int) -> tuple[TokenLogprob, ...]:
+    tokens = new.tolist()
+    return tuple(token_logprob(rows[i], token, n_top) for i, token in enumerate(tokens))
 
 
 def _count_accepted(draft: Draft, new: Tokens) -> int:

@@ -14,15 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge import machine, native_log
-from copyspec_edge.batch import SEQUENCE, Batch
+from copyspec_edge.batch import Batch
 from copyspec_edge.errors import (
     CancelledError,
     ContextFullError,
     EngineError,
     InvalidInputError,
+    ModelLoadError,
     SessionClosedError,
 )
 from copyspec_edge.history import Tokens
+from copyspec_edge.rollback import choose_rollback
 from copyspec_edge.settings import Settings
 from copyspec_edge.weights import Weights
 
@@ -58,9 +60,11 @@ class Engine:
         n_vocab: width of a row.
         n_threads: threads it computes with.
         max_rows: most rows of logits of one `eval`, and the longest draft + 1.
+        rollback: how rejected tokens are undone; see `Stats.rollback`.
 
     Raises:
         EngineError: llama.cpp could not make the context, mostly for lack of memory.
+        ModelLoadError: the model does not write text, though its file does not say so.
     """
 
     def __init__(self, weights: Weights, settings: Settings, *, n_ctx: int) -> None:
@@ -69,24 +73,28 @@ class Engine:
         self.n_ctx = n_ctx
         self.n_past = 0
         rows = min(MAX_ROWS, settings.n_batch, settings.n_ubatch)
-        self.max_rows = rows if weights.keeps_attention_only else 1
+        state = weights.state
         self._cancel = np.zeros(1, np.uint8)
         native_log.clear_problems()
-        params = _context_params(settings, n_ctx=n_ctx, max_rows=self.max_rows)
+        params = _context_params(settings, n_ctx=n_ctx, max_rows=rows)
         params.abort_callback = llama_cpp.ggml_abort_callback(_abort.address)
         params.abort_callback_data = self._cancel.ctypes.data
-        self._context = llama_cpp.llama_init_from_model(weights.pointer, params)
-        if not self._context:
-            raise EngineError(
-                f"llama.cpp could not make a context of {n_ctx} tokens: "
-                f"{native_log.last_problems() or 'no reason given'}; "
-                "if memory is short, choose a smaller n_ctx or fewer GPU layers"
-            )
+        if state:
+            n_ubatch = min(params.n_ubatch, n_ctx)
+            params.n_rs_seq = state.affordable_snapshots(rows - 1, n_ubatch)
+        self._context = _make_context(weights, params)
         self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
+        if not llama_cpp.llama_get_memory(self._context):
+            self._free()
+            raise ModelLoadError(
+                f"{weights.path}: it keeps no memory of what it has read, so it does not write text"
+            )
         vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
-        self._n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
-        self._memory = llama_cpp.llama_get_memory(self._context)
+        n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
+        self._rollback = choose_rollback(self._context, n_swa=n_swa, state=state, longest=rows - 1)
+        self.max_rows = self._rollback.longest + 1
+        self.rollback = self._rollback.name
         self._batch = Batch(self._n_batch)
         self.n_threads = int(params.n_threads)
 
@@ -103,7 +111,7 @@ class Engine:
         Raises:
             InvalidInputError, ContextFullError: nothing was read.
             CancelledError: after `cancel`; what was read before stays read.
-            EngineError: llama.cpp failed; what was read before stays read.
+            EngineError: llama.cpp failed; `n_past` tells what stays read.
         """
         self._check(tokens, rows)
         while (left := len(tokens)) > self._n_batch:
@@ -121,12 +129,11 @@ class Engine:
         """Forget what is behind the first `length` tokens.
 
         Afterwards `n_past` is at most `length`. It is less where the memory cannot be cut there
-        (a recurrent state, a sliding window that has passed): then everything is forgotten, and
-        the caller reads its history anew.
+        (a recurrent state, a sliding window that has passed); the caller reads from there anew.
         """
         if length < self.n_past:
             self._require_open()
-            self._keep(length)
+            self.n_past = self._rollback.cut(length)
 
     def set_threads(self, n_threads: int) -> None:
         """Use this many threads from the next `eval` on."""
@@ -165,33 +172,37 @@ class Engine:
         if self._cancel[0]:
             raise CancelledError("cancelled")
         native_log.clear_problems()
+        if not self._rollback.prepare(self.n_past, len(chunk), rows):
+            self.n_past = 0
+            raise EngineError(
+                "llama.cpp could not save or restore the state of the model, so it was forgotten: "
+                f"{native_log.last_problems() or 'no reason given'}"
+            )
         batch = self._batch.fill(chunk, self.n_past, rows)
-        code = llama_cpp.llama_decode(self._context, batch)
+        code = self._call_decode(batch)
         if code == 0:
             self.n_past += len(chunk)
             return
-        self._keep(self.n_past)
+        n_past, self.n_past = self.n_past, self._rollback.cut(self.n_past)
         if code == 2:
             raise CancelledError("cancelled")
         if code == 1:
             raise ContextFullError(
-                f"llama.cpp has no room in its cache behind {self.n_past} tokens: "
+                f"llama.cpp has no room in its cache behind {n_past} tokens: "
                 "reset the session or choose a larger context"
             )
         raise EngineError(
-            f"llama_decode failed with code {code} at token {self.n_past}: "
+            f"llama_decode failed with code {code} at token {n_past}: "
             f"{native_log.last_problems() or 'no reason given'}"
         )
 
-    def _keep(self, length: int) -> None:
-        if length and llama_cpp.llama_memory_seq_rm(self._memory, SEQUENCE, length, -1):
-            # Of a sliding window the cells behind it may be gone, and nothing else would say so.
-            oldest = llama_cpp.llama_memory_seq_pos_min(self._memory, SEQUENCE)
-            if not self._n_swa or oldest <= max(0, length - self._n_swa + 1):
-                self.n_past = length
-                return
-        llama_cpp.llama_memory_clear(self._memory, False)
-        self.n_past = 0
+    def _call_decode(self, batch: llama_cpp.llama_batch) -> int:
+        """llama_decode. Ctrl-C is raised once it is over: then all it has read is forgotten."""
+        try:
+            return int(llama_cpp.llama_decode(self._context, batch))
+        except BaseException:
+            self.n_past = self._rollback.cut(self.n_past)
+            raise
 
 
 def _context_params(
@@ -212,6 +223,21 @@ def _context_params(
     params.swa_full = settings.exact
     params.no_perf = True
     return params
+
+
+def _make_context(weights: Weights, params: llama_cpp.llama_context_params) -> object:
+    context = llama_cpp.llama_init_from_model(weights.pointer, params)
+    if not context and params.n_rs_seq:
+        # The states may have to fit on a GPU, of whose memory nothing is known.
+        params.n_rs_seq = 0
+        context = llama_cpp.llama_init_from_model(weights.pointer, params)
+    if not context:
+        raise EngineError(
+            f"llama.cpp could not make a context of {params.n_ctx} tokens: "
+            f"{native_log.last_problems() or 'no reason given'}; "
+            "if memory is short, choose a smaller n_ctx or fewer GPU layers"
+        )
+    return context
 
 
 def _ggml_type(name: str) -> int:

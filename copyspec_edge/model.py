@@ -22,7 +22,7 @@ from copyspec_edge.exact_engine import ExactEngine
 from copyspec_edge.history import Tokens
 from copyspec_edge.native_check import choose_extra_bufts
 from copyspec_edge.reply import Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
 from copyspec_edge.template import ChatTemplate, Message
@@ -107,7 +107,12 @@ class Model:
         return self._template is not None
 
     def session(
-        self, *, system: str | None = None, copy: bool = True, min_rows: int | None = None
+        self,
+        *,
+        system: str | None = None,
+        copy: bool = True,
+        min_rows: int | None = None,
+        wait: bool = False,
     ) -> Session:
         """A new conversation with a context of its own.
 
@@ -116,6 +121,8 @@ class Model:
             copy: draft by copying; without it every token costs a forward pass.
             min_rows: least number of tokens decoded at once; None: 1, or what the certificate of
                 `exact=True` says.
+            wait: a second thread that asks waits for the first one's answer to end, instead of
+                a SessionBusyError.
 
         Raises:
             InvalidInputError: another `min_rows` than that of the certificate.
@@ -138,6 +145,7 @@ class Model:
             drafter,
             system=system,
             min_rows=self.certificate.min_rows if self.certificate else min_rows or 1,
+            wait=wait,
         )
         self._sessions.add(session)
         return session
@@ -157,11 +165,12 @@ class Model:
     ) -> Reply:
         """Continue a text without a chat template. See `Session.complete`.
 
-        One session is kept for this, so that texts with a common beginning share its reading.
+        One session is kept for this, so that texts with a common beginning share its reading;
+        a second thread waits for the first one's text.
         """
         with self._lock:
             if self._completions is None:
-                self._completions = self.session()
+                self._completions = self.session(wait=True)
         return self._completions.complete(prompt, params=params)
 
     def tokenize(

@@ -13,17 +13,19 @@ from copyspec_edge.kernel import kernel
 
 
 @kernel
-def best_length(accept: Floats, cost: Floats) -> int:
+def best_length(accept: Floats, cost: Floats, breaks: Floats) -> int:
     """The number of drafted tokens to verify so that the copy is used up in the least time.
 
     With p the accept probabilities, C[j] is the least expected time from draft position j until
-    the copy breaks or ends: one batch of k + 1 rows and, if the k tokens and the one sampled
-    after them all agree, C[j + k + 1]. How a copy is cut into batches does not change how many
-    tokens it yields, so the least time is the greatest speed.
+    the copy breaks or ends: one batch of k + 1 rows; if the draft breaks in it, what undoing costs;
+    and if the k tokens and the one sampled after them all agree, C[j + k + 1]. How a copy is cut
+    into batches does not change how many tokens it yields, so the least time is the greatest speed.
 
     Args:
         accept: P(token accepted | all before it accepted), shape (n,).
         cost: `cost[r]` is the time of a batch of r rows, shape (at least 2,).
+        breaks: `breaks[a]` is the time lost by a draft that breaks behind a accepted tokens, shape
+            (at least len(cost) - 2,).
 
     Returns:
         k between 0 and n, with k + 1 < len(cost); 0 where no copy pays.
@@ -35,12 +37,15 @@ def best_length(accept: Floats, cost: Floats) -> int:
     for j in range(n - 1, -1, -1):
         least[j] = np.inf
         reach = np.float32(1.0)
+        breaking = broken = np.float32(0.0)
         for k in range(min(n - j, len(cost) - 2) + 1):
+            if k > 0:
+                broken += breaking * breaks[k - 1]
+            expected = cost[k + 1] + broken
             if j + k < n:
+                breaking = reach * (np.float32(1.0) - accept[j + k])
                 reach *= accept[j + k]
-                expected = cost[k + 1] + reach * least[j + k + 1]
-            else:
-                expected = cost[k + 1]
+                expected += reach * least[j + k + 1]
             if expected < least[j]:
                 least[j] = expected
                 best = k
@@ -49,4 +54,6 @@ def best_length(accept: Floats, cost: Floats) -> int:
 
 def trim(draft: Draft, cost: Costs) -> Draft:
     """The part of `draft` that is worth verifying, possibly none of it."""
-    return draft.head(best_length(draft.accept, cost.table)) if len(draft) else draft
+    if not len(draft):
+        return draft
+    return draft.head(best_length(draft.accept, cost.table, cost.breaks))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from copyspec_edge.logprobs import TokenLogprob
+from copyspec_edge.sampling_params import StoppingCriterion
 from copyspec_edge.stats import Stats, Step
 from copyspec_edge.text import Detokenizer, StopScanner
 from copyspec_edge.vocab import Vocab
@@ -20,11 +22,13 @@ class Chunk:
         text: new text; empty while a character or a possible stop string is unfinished.
         token_ids: new tokens.
         copied: how many of them came from a copy.
+        logprobs: one for each of them if they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     copied: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +39,30 @@ class Reply:
         text: the whole text, without the stop string that ended it.
         token_ids: all generated tokens, with the end-of-generation token or the tokens of the
             stop string where one ended it.
-        finish_reason: "stop" (the model or a stop string ended it), "length" (max_tokens or the
-            context) or "cancelled".
+        finish_reason: "stop" (the model, a stop string or a stopping criterion ended it),
+            "length" (max_tokens or the context) or "cancelled".
         stats: counts and times.
+        logprobs: one for each of `token_ids` if they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Transcript:
     """The text of an answer while it grows, and which tokens spell it."""
 
-    def __init__(self, vocab: Vocab, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        vocab: Vocab,
+        stops: tuple[str, ...],
+        stopping: tuple[StoppingCriterion, ...] = (),
+    ) -> None:
         self._vocab = vocab
+        self._stopping = stopping
         self._detokenizer = Detokenizer()
         self._scanner = StopScanner(stops)
         self._boundaries = [(0, 0)]
@@ -68,7 +80,7 @@ class Transcript:
         return bool(self.token_ids) and self.token_ids[-1] in self._vocab.eog_tokens
 
     def add(self, step: Step) -> bool:
-        """Take in a step; True if it completes a stop string, behind which it is cut off."""
+        """Take in a step; True if a stop string or criterion ends it, behind which it is cut."""
         for index, token in enumerate(map(int, step.tokens)):
             self.token_ids.append(token)
             if token in self._vocab.eog_tokens:
@@ -79,6 +91,9 @@ class Transcript:
                 return True
             if self._detokenizer.is_clean:
                 self._boundaries.append((len(self.token_ids), len(self.text)))
+            if any(stops(tuple(self.token_ids), self.text) for stops in self._stopping):
+                self.steps.append(step.cut(index + 1))
+                return True
         self.steps.append(step)
         return False
 
@@ -87,7 +102,8 @@ class Transcript:
         if final:
             self._scanner.feed(self._detokenizer.finish())
         last = self.steps[-1]
-        return Chunk(self._scanner.take(final=final), tuple(map(int, last.tokens)), last.accepted)
+        text = self._scanner.take(final=final)
+        return Chunk(text, tuple(map(int, last.tokens)), last.accepted, last.logprobs)
 
     def rest(self) -> Chunk | None:
         """What was held back of an answer that was cut short, if anything."""

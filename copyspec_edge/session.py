@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from copyspec_edge.answer import Answer
@@ -21,10 +22,16 @@ from copyspec_edge.errors import (
 )
 from copyspec_edge.history import History, Tokens, as_tokens, checked_tokens, common_prefix
 from copyspec_edge.reply import Reply, Transcript
-from copyspec_edge.sampling import SamplingParams, make_sampler
+from copyspec_edge.sampling import make_sampler
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import fold
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
+
+_BUSY = (
+    "an answer of this session is unfinished: read it to its end, close() it, "
+    "or use another session"
+)
 
 
 class Session:
@@ -48,6 +55,7 @@ class Session:
         *,
         system: str | None = None,
         min_rows: int = 1,
+        wait: bool = False,
     ) -> None:
         self.engine = engine
         self._vocab = vocab
@@ -57,6 +65,8 @@ class Session:
         self.drafter = drafter
         self._conversation = Conversation(template, system) if template else None
         self._busy = threading.Lock()
+        self._wait = wait
+        self._asking: int | None = None
         self._answer: weakref.ref[Answer] | None = None
 
     @property
@@ -133,10 +143,10 @@ class Session:
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        self._end_answer()
-        self._rewind(0)
-        if self._conversation:
-            self._conversation.clear()
+        with self._at_rest():
+            self._rewind(0)
+            if self._conversation:
+                self._conversation.clear()
 
     def close(self) -> None:
         """Free the context. Idempotent.
@@ -144,8 +154,8 @@ class Session:
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        self._end_answer()
-        self.engine.close()
+        with self._at_rest():
+            self.engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -158,21 +168,29 @@ class Session:
     ) -> None:
         self.close()
 
-    def _end_answer(self) -> None:
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """End the answer that is left, and let no other begin meanwhile."""
         answer = self._answer() if self._answer else None
         if answer is not None:
             answer.close()
+        if not self._busy.acquire(blocking=False):
+            raise SessionBusyError(_BUSY)
+        try:
+            yield
+        finally:
+            self._release()
 
     def _begin(self, asked: str | Tokens, params: SamplingParams) -> Answer:
-        if not self._busy.acquire(blocking=False):
-            raise SessionBusyError(
-                "an answer of this session is unfinished: read it to its end, close() it, "
-                "or use another session"
-            )
+        this_thread = threading.get_ident()
+        waits = self._wait and self._asking != this_thread
+        if not self._busy.acquire(blocking=waits):
+            raise SessionBusyError(_BUSY)
+        self._asking = this_thread
         try:
             answer = self._start(asked, params)
         except BaseException:
-            self._busy.release()
+            self._release()
             raise
         self._answer = weakref.ref(answer)
         return answer
@@ -190,6 +208,7 @@ class Session:
                 f"a prompt of {len(prompt)} tokens leaves no room for an answer in the context "
                 f"of {self.n_ctx}: shorten it, reset the session, or choose a larger context"
             )
+        sampler = make_sampler(params, self._vocab, prompt, self.n_ctx)
         cached = self._take_prompt(prompt)
         self.engine.clear_cancel()
         max_tokens = min(params.max_tokens or room, room)
@@ -197,21 +216,23 @@ class Session:
             self.engine,
             self._history,
             drafter=self.drafter,
-            sampler=make_sampler(params, self.engine.n_vocab),
+            sampler=sampler,
             cost=self.cost,
             eog=self._vocab.eog_tokens,
             max_tokens=max_tokens,
             min_rows=self.min_rows,
+            logprobs=params.logprobs,
         )
         return Answer(
             steps,
-            Transcript(self._vocab, params.stop),
+            Transcript(self._vocab, params.stop, params.stopping),
             max_tokens=max_tokens,
             summarize=lambda steps: fold(
                 steps,
                 prompt_tokens=len(prompt),
                 cached_tokens=cached,
                 threads=self.engine.n_threads,
+                rollback=self.engine.rollback,
             ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )
@@ -235,7 +256,11 @@ class Session:
                     turn, reply.text, spelled=spelled, n_spelled=n_prompt + n_kept
                 )
         finally:
-            self._busy.release()
+            self._release()
+
+    def _release(self) -> None:
+        self._asking = None
+        self._busy.release()
 
     def _rewind(self, length: int) -> None:
         """Cut history, engine and drafter to the first `length` tokens."""

@@ -20,7 +20,7 @@ class Settings:
         n_ctx: tokens of context; None: the model's own, at most 8192, less if memory is short.
         n_batch: most tokens llama.cpp is given at once.
         n_ubatch: most tokens it computes at once; no more than `n_batch` are.
-        n_threads: None: the physical cores of this machine.
+        n_threads: None: as many of the machine's physical cores as are fastest.
         n_gpu_layers: layers kept on the GPU; -1: all of them. Without a GPU build: no effect.
         main_gpu: index of the GPU that is used where one is used.
         tensor_split: share of the model for each GPU; None: by their free memory.
@@ -31,7 +31,8 @@ class Settings:
         use_extra_bufts: repacked weights and AMX kernels; None: used where they do not crash,
             which is found out once per machine and build.
         calibrate: measure once per model and machine, in about two seconds, what verifying costs
-            and whether flash attention is faster; without it built-in costs are the start.
+            how many threads are fastest, and whether flash attention is faster; without it built-in
+            costs are the start.
         exact: with copying on, tokens and logits are bit for bit those with copying off. The
             settings under which they are, of those left open here, are found by a probe when a
             model is first loaded, about a minute for a small one, and remembered; without any,

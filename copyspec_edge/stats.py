@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from copyspec_edge.history import Tokens
+from copyspec_edge.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Step:
         evaluated: tokens the model had not read before, the draft not counted; more than 1 for
             the step that reads a prompt.
         seconds: duration, drafting and sampling included.
+        declined: whether a copy was found of which nothing was worth verifying, or possible.
+        logprobs: one for each of `tokens` if they were asked for.
     """
 
     tokens: Tokens
@@ -28,16 +31,16 @@ class Step:
     source: str
     evaluated: int
     seconds: float
+    declined: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def cut(self, length: int) -> Step:
         """This step as if it had ended after its first `length` tokens."""
-        return Step(
-            self.tokens[:length],
-            self.drafted,
-            min(self.accepted, length),
-            self.source,
-            self.evaluated,
-            self.seconds,
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            accepted=min(self.accepted, length),
+            logprobs=self.logprobs[:length],
         )
 
 
@@ -55,10 +58,15 @@ class Stats:
         verify_steps: forward passes that emitted tokens; the first token's pass is one of them.
         drafted_tokens: tokens proposed and verified.
         accepted_tokens: proposed tokens that were emitted.
+        declined_drafts: steps for which a copy was found that was not worth verifying at its cost.
+        reread_tokens: tokens read once more because a draft broke; only with "checkpoint".
         prefill_seconds: until the first tokens were there.
         decode_seconds: from then on.
         tokens_per_second: tokens after the first step over the time after it.
         threads: threads in use at the end; fewer than at the start on a busy machine.
+        rollback: how this model undoes rejected tokens: "attention" (free), "native" (llama.cpp
+            keeps the states within a batch), "checkpoint" (the state is copied before each draft
+            and the accepted tokens are read again after a break), or "none" (nothing is drafted).
     """
 
     prompt_tokens: int
@@ -67,18 +75,26 @@ class Stats:
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    declined_drafts: int = 0
+    reread_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0
     threads: int = 1
+    rollback: str = "attention"
 
-    def as_dict(self) -> dict[str, int | float]:
+    def as_dict(self) -> dict[str, int | float | str]:
         """The attributes by name."""
         return asdict(self)
 
 
 def fold(
-    steps: Iterable[Step], *, prompt_tokens: int, cached_tokens: int, threads: int = 1
+    steps: Iterable[Step],
+    *,
+    prompt_tokens: int,
+    cached_tokens: int,
+    threads: int = 1,
+    rollback: str = "attention",
 ) -> Stats:
     """Sum up the steps of one answer.
 
@@ -96,8 +112,11 @@ def fold(
         verify_steps=len(steps),
         drafted_tokens=sum(step.drafted for step in steps),
         accepted_tokens=sum(step.accepted for step in steps),
+        declined_drafts=sum(step.declined for step in steps),
+        reread_tokens=sum(step.evaluated - 1 for step in later),
         prefill_seconds=sum(step.seconds for step in first),
         decode_seconds=decode_seconds,
         tokens_per_second=decoded / decode_seconds if decode_seconds else 0.0,
         threads=threads,
+        rollback=rollback,
     )

@@ -16,6 +16,7 @@ from copyspec_edge.flash_attention import flash_is_faster
 from copyspec_edge.governor import ThreadGovernor
 from copyspec_edge.native_check import build_key
 from copyspec_edge.settings import FLOAT_KV, Settings
+from copyspec_edge.thread_choice import choose_threads
 from copyspec_edge.weights import Weights
 
 _ANY_TOKEN = 0
@@ -35,21 +36,28 @@ def tuned_settings(weights: Weights, settings: Settings) -> Settings:
 def cost_model(engine: Engine, weights: Weights, settings: Settings) -> CostModel:
     """What verifying costs on a new engine, measured or built in, corrected by its steps.
 
-    Where the user left the number of threads open, its steps also govern that.
+    Where the user left the number of threads open, the fastest is measured too, and its steps
+    govern it from then on.
     """
     curve = None
+    chooses_threads = settings.n_threads is None and not _on_gpu(settings)
     if settings.calibrate and engine.n_ctx >= LEAST_CONTEXT:
         file = weights.path.stat()
         facts = (weights.path, file.st_size, file.st_mtime_ns, replace(settings, n_ctx=None))
-        path = _measurement_file("cost", engine.n_threads, *facts)
+        if chooses_threads:
+            path = _measurement_file("threads", engine.n_threads, *facts)
+            choose_threads(engine, path, _ANY_TOKEN)
+        how = (engine.n_threads, engine.max_rows, engine.rollback)
+        path = _measurement_file("cost", *how, *facts)
         curve = calibrated(engine, path, _ANY_TOKEN)
     governor = None
-    if settings.n_threads is None and not _on_gpu(settings):
+    if chooses_threads:
         trusted = curve is not None
         governor = ThreadGovernor(engine.set_threads, engine.n_threads, trusted=trusted)
     return CostModel(
         curve or (GPU_CURVE if _on_gpu(settings) else CPU_CURVE),
         in_seconds=curve is not None,
+        rereads=engine.rollback == "checkpoint",
         on_step=governor.observe if governor else None,
     )
 

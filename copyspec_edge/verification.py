@@ -18,7 +18,7 @@ from copyspec_edge.drafter import NO_DRAFT, Draft, Drafter, NoDrafter
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.history import History, Tokens, common_prefix
 from copyspec_edge.model import Model
-from copyspec_edge.sampling import GreedySampler, Row
+from copyspec_edge.selector import GreedySampler, Row
 from copyspec_edge.session import Session
 
 _EXCHANGED = 0.08

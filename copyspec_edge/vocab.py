@@ -12,6 +12,7 @@ import numpy as np
 
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.history import Tokens
+from copyspec_edge.prefixes import Prefixes
 from copyspec_edge.weights import Weights
 
 # Characters that no tokenizer merges across from the left in all of the vocabularies we know; one
@@ -25,37 +26,57 @@ class Vocab:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self._pointer)
+        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.native)
         self._pieces: dict[int, bytes] = {}
 
     @property
-    def _pointer(self) -> object:
+    def native(self) -> object:
+        """llama.cpp's vocabulary."""
         return llama_cpp.llama_model_get_vocab(self._weights.pointer)
 
     @property
     def exists(self) -> bool:
         """Whether the file has a tokenizer at all."""
-        return bool(llama_cpp.llama_vocab_type(self._pointer) != llama_cpp.LLAMA_VOCAB_TYPE_NONE)
+        return bool(llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_NONE)
 
     @cached_property
     def eog_tokens(self) -> frozenset[int]:
         """All tokens that end a generation."""
-        is_eog, pointer = llama_cpp.llama_vocab_is_eog, self._pointer
+        is_eog, pointer = llama_cpp.llama_vocab_is_eog, self.native
         return frozenset(t for t in range(self.n_tokens) if is_eog(pointer, t))
 
     @cached_property
     def special_text(self) -> re.Pattern[str] | None:
         """Matches text that would be parsed as a special token; None where there is none."""
-        attributes, pointer = llama_cpp.llama_vocab_get_attr, self._pointer
+        attributes, pointer = llama_cpp.llama_vocab_get_attr, self.native
         special = [t for t in range(self.n_tokens) if attributes(pointer, t) & _UNPARSED]
         texts = {self.piece(t, special=True).decode("utf-8", "replace") for t in special} - {""}
         if not texts:
             return None
         return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
+    @cached_property
+    def prefixes(self) -> Prefixes:
+        """Which tokens begin with which, control tokens spelled out, ends of generation not."""
+        pieces = self._all_pieces()
+        for token in self.eog_tokens:
+            pieces[token] = b""
+        return Prefixes(pieces)
+
+    def _all_pieces(self) -> list[bytes]:
+        """What `_piece` gives for each token, with one buffer for all."""
+        size = 256
+        buffer = ctypes.create_string_buffer(size)
+        spell, pointer = llama_cpp.llama_token_to_piece, self.native
+        lengths = (spell(pointer, t, buffer, size, 0, True) for t in range(self.n_tokens))
+        return [
+            ctypes.string_at(buffer, length) if length >= 0 else self._piece(token, special=True)
+            for token, length in enumerate(lengths)
+        ]
+
     def special_name(self, kind: str) -> str:
         """Text of the "bos" or "eos" token, empty where the model has none."""
-        token = getattr(llama_cpp, f"llama_vocab_{kind}")(self._pointer)
+        token = getattr(llama_cpp, f"llama_vocab_{kind}")(self.native)
         return "" if token < 0 else self.piece(token, special=True).decode("utf-8", "replace")
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -83,7 +104,8 @@ class Vocab:
         """Token ids of `text`, shape (n,).
 
         Args:
-            add_special: put the beginning-of-sequence token in front where the model wants one.
+            add_special: put the beginning-of-sequence token in front where the model wants one
+                and the text does not begin with it.
             parse_special: read the names of special tokens as these tokens. Not for users' text.
 
         Raises:
@@ -98,7 +120,7 @@ class Vocab:
         size = len(raw) + 2
         ids = np.empty(size, np.int32)
         count = llama_cpp.llama_tokenize(
-            self._pointer,
+            self.native,
             raw,
             len(raw),
             ids.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
@@ -108,8 +130,15 @@ class Vocab:
         )
         if count < 0:
             raise EngineError(f"llama.cpp could not tokenize a text of {len(raw)} bytes")
-        tokens: Tokens = ids[:count].copy()
+        first = int(add_special and self._begins_twice(ids[:count]))
+        tokens: Tokens = ids[first:count].copy()
         return tokens
+
+    def _begins_twice(self, ids: Tokens) -> bool:
+        """Whether a beginning-of-sequence token was put in front of one that the text has."""
+        bos = llama_cpp.llama_vocab_bos(self.native)
+        is_added = llama_cpp.llama_vocab_get_add_bos(self.native)
+        return bool(is_added and len(ids) > 1 and ids[0] == ids[1] == bos)
 
     def tokenize_after(self, text: str, *, parse_special: bool = False) -> Tokens:
         """Token ids of `text` as it stands behind other text, without a space put in front."""
@@ -128,7 +157,7 @@ class Vocab:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = llama_cpp.llama_token_to_piece(self._pointer, token, buffer, size, 0, special)
+            count = llama_cpp.llama_token_to_piece(self.native, token, buffer, size, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             size = -count

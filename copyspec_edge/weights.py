@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 import weakref
+from functools import cached_property
 from pathlib import Path
 
 import llama_cpp
 
-from copyspec_edge import native_log
+from copyspec_edge import machine, native_log
 from copyspec_edge.errors import InvalidInputError, ModelLoadError, SessionClosedError
+from copyspec_edge.recurrent_state import State, probe_state
 from copyspec_edge.settings import Settings
 
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -47,6 +49,7 @@ class Weights:
         if not pointer:
             raise ModelLoadError(_explain(path, native_log.last_problems()))
         self.path = path
+        self._n_threads = settings.n_threads or machine.physical_cores()
         self.use_extra_bufts = use_extra_bufts
         self._pointer = pointer
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, pointer)
@@ -102,13 +105,13 @@ class Weights:
         template = llama_cpp.llama_model_chat_template(self.pointer, None)
         return template.decode("utf-8", "replace") if template else None
 
-    @property
-    def keeps_attention_only(self) -> bool:
-        """Whether its memory is attention alone, so that any tail of it can be removed."""
-        return not (
-            llama_cpp.llama_model_is_recurrent(self.pointer)
-            or llama_cpp.llama_model_is_hybrid(self.pointer)
-        )
+    @cached_property
+    def state(self) -> State | None:
+        """Its recurrent state, found out about once; None: it keeps attention alone."""
+        pointer = self.pointer
+        if llama_cpp.llama_model_is_recurrent(pointer) or llama_cpp.llama_model_is_hybrid(pointer):
+            return probe_state(pointer, self._n_threads)
+        return None
 
     @property
     def attention_shape(self) -> tuple[int, int, int]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tiny_gguf import write_f16_copy, write_tiny_model
+from tiny_gguf import write_f16_copy, write_spelling_model, write_tiny_model
 
 from copyspec_edge import Model, Settings
 from copyspec_edge.native_check import choose_extra_bufts
 from copyspec_edge.registry import locate
+from copyspec_edge.vocab import Vocab
+from copyspec_edge.weights import Weights
 
 _TIMEOUT_SECONDS = 300
 
@@ -68,6 +70,14 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def spelling_path(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama with a tokenizer that puts a BOS in front, and a chat template."""
+    path = tmp_path_factory.mktemp("spelling") / "spelling.gguf"
+    write_spelling_model(tiny_path, path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def extra_bufts() -> bool:
     """Whether this machine's llama.cpp may use repacked weights."""
     return choose_extra_bufts()
@@ -84,6 +94,14 @@ def smollm2(smollm2_path: Path) -> Iterator[Model]:
     """SmolLM2 as shipped, one thread."""
     with Model.load(smollm2_path, Settings(n_threads=1, calibrate=False, n_ctx=2048)) as model:
         yield model
+
+
+@pytest.fixture(scope="session")
+def real_vocab(smollm2_path: Path) -> Iterator[Vocab]:
+    """The vocabulary of SmolLM2, to be used with fake engines too."""
+    weights = Weights(smollm2_path, Settings(n_threads=1), use_extra_bufts=False)
+    yield Vocab(weights)
+    weights.close()
 
 
 @pytest.fixture(scope="session")

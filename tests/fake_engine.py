@@ -73,6 +73,10 @@ class RecitingLanguage:
 class FakeEngine:
     """Keeps the contract of `engine.Engine`, and the books for the tests.
 
+    Args:
+        can_truncate: whether any tail can be forgotten; else all is.
+        checkpoints: whether it goes back to before the last batch of several rows instead.
+
     Attributes:
         tokens: what it has read and not forgotten.
         evaluations: how often each position was read.
@@ -89,6 +93,7 @@ class FakeEngine:
         max_rows: int = 16,
         n_batch: int = 32,
         can_truncate: bool = True,
+        checkpoints: bool = False,
     ) -> None:
         assert max_rows <= n_batch
         self.n_ctx = n_ctx
@@ -102,9 +107,12 @@ class FakeEngine:
         self.on_chunk: Callable[[int], None] | None = None
         self.closed = False
         self.n_threads = 1
+        self.rollback = "checkpoint" if checkpoints else "attention"
         self._language = language
         self._n_batch = n_batch
         self._can_truncate = can_truncate
+        self._checkpoints = checkpoints
+        self._saved = 0
         self._cancelled = False
         self._n_chunks = 0
         self._buffer = np.full((max_rows, self.n_vocab), np.nan, np.float32)
@@ -122,6 +130,8 @@ class FakeEngine:
             tokens = tokens[size:]
         if fault == "partly":
             self._fail()
+        if rows > 1:
+            self._saved = self.n_past
         self._read(tokens)
         if fault == "after":
             raise EngineError("injected: no logits")
@@ -134,7 +144,7 @@ class FakeEngine:
         assert length >= 0
         if length < self.n_past:
             self._require_open()
-            self._keep(length if self._can_truncate else 0)
+            self._keep(self._kept(length))
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -180,8 +190,15 @@ class FakeEngine:
         raise EngineError("injected: decode failed")
 
     def _keep_on_failure(self) -> None:
-        self._keep(self.n_past if self._can_truncate else 0)
+        self._keep(self._kept(self.n_past))
+
+    def _kept(self, length: int) -> int:
+        """Where a cut to `length` lands."""
+        if self._checkpoints:
+            return self._saved if self._saved <= length else 0
+        return length if self._can_truncate else 0
 
     def _keep(self, length: int) -> None:
         del self.tokens[length:]
         self.n_past = length
+        self._saved = min(self._saved, length)

@@ -38,6 +38,19 @@ TEMPLATE = (
 )
 
 
+class BareVocab:
+    """A vocabulary of so many tokens without text, as far as samplers use one."""
+
+    exists = False
+
+    def __init__(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+
+
+def bare_vocab(n_tokens: int) -> Vocab:
+    return cast(Vocab, BareVocab(n_tokens))
+
+
 class FakeVocab:
     """What sessions, transcripts and chat templates use of `vocab.Vocab`."""
 

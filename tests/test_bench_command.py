@@ -37,7 +37,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         "--max-tokens",
         "24",
         "--baselines",
-        "ngram-simple,copyspec-3",
+        "ngram-simple,copyspec-3,best",
     ]
     model = ["-m", "smollm2-135m", "--threads", "1", "--ctx", "512"]
     assert main(["bench", *model, *options, "--json", str(found)]) == 0
@@ -60,7 +60,10 @@ def test_every_task_is_decoded_to_the_end_of_its_recording(
 def test_the_json_has_what_the_documentation_lists(
     results: Results,
 ) -> None:
-    assert set(results["baselines"]) == {"ngram-simple", "copyspec-3"}
+    first, second, lookup, simple = results["baselines"]
+    assert [first, second] == ["ngram-simple", "copyspec-3"]
+    assert lookup.startswith("best prompt-lookup ")
+    assert simple.startswith("best ngram-simple ")
     assert results["min_speedup"] == min(row["speedup"] for row in results["tasks"].values())
     assert set(results["by_context"]) == {PLAIN, OURS}
     assert {"cost_curve", "machine", "settings", "model", "prefill_tps"} <= set(results)

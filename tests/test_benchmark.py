@@ -22,13 +22,20 @@ from slow_baselines import (
     prompt_lookup,
 )
 
-from copyspec_edge.benchmark.baselines import BASELINES, FirstOccurrence, NgramSimple, PromptLookup
+from copyspec_edge.benchmark.baselines import (
+    BASELINES,
+    PROMPT_LOOKUPS,
+    FirstOccurrence,
+    NgramSimple,
+    PromptLookup,
+)
 from copyspec_edge.benchmark.built_in import built_in
 from copyspec_edge.benchmark.git_traces import from_git
 from copyspec_edge.benchmark.ngram_cache import NgramCache
 from copyspec_edge.benchmark.ngram_map_k import NgramMapK
 from copyspec_edge.benchmark.ngram_mod import NgramMod
 from copyspec_edge.benchmark.recorded import RECORDED, recorded
+from copyspec_edge.benchmark.rivals import BEST, parse_names, rivals
 from copyspec_edge.benchmark.simulate import (
     CURVES,
     MAX_TOKENS,
@@ -406,3 +413,26 @@ def test_reports_ours_the_oracle_and_the_baselines() -> None:
     ours = replay_all(lambda: CopyDrafter(512, frozenset()), traces, CURVES["flat"], carried=False)
     assert results["tasks"]["copy"]["steps"] == ours["copy"].steps
     assert results["baselines"]["ngram-simple"]["tasks"]["new"] == 1
+
+
+def test_the_best_constants_of_a_curve_are_the_fastest_of_their_families() -> None:
+    text = list(range(10, 60))
+    trace = TokenTrace("copy", as_tokens([*text, 1, 2]), as_tokens([1, *text, 3, *text]))
+    flat, steep = (CostCurve((1, 64), (1.0, last)) for last in (1.0, 64.0))
+
+    def speedup(name: str, curve: CostCurve) -> float:
+        return replay(PROMPT_LOOKUPS[name](200, frozenset()), trace, None).speedup(curve)
+
+    for curve, is_long in ((flat, True), (steep, False)):
+        chosen = rivals([BEST], [trace], curve, frozenset(), carried=False)
+        best = next(iter(chosen)).removeprefix("best ")
+        assert speedup(best, curve) == max(speedup(name, curve) for name in PROMPT_LOOKUPS)
+        assert best.endswith("/31") == is_long
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("none", []), ("all", list(BASELINES)), ("best,ngram-mod", ["best", "ngram-mod"])],
+)
+def test_baselines_are_chosen_by_name(text: str, names: list[str]) -> None:
+    assert parse_names(text) == names

@@ -32,8 +32,16 @@ class TimedEngine(FakeEngine):
         busy: factor of a step's time, given the number of steps before it and the threads.
     """
 
-    def __init__(self, truth: CostCurve, *, max_rows: int = 64, n_ctx: int = LEAST_CONTEXT) -> None:
-        super().__init__(TinyLanguage(8), n_ctx=n_ctx, max_rows=max_rows, n_batch=max(max_rows, 64))
+    def __init__(
+        self,
+        truth: CostCurve,
+        *,
+        max_rows: int = 64,
+        n_ctx: int = LEAST_CONTEXT,
+        **options: Any,
+    ) -> None:
+        shape: dict[str, Any] = {"n_ctx": n_ctx, "max_rows": max_rows, "n_batch": max(max_rows, 64)}
+        super().__init__(TinyLanguage(8), **shape, **options)
         self.now = 0.0
         self.reshape = 0.0
         self.n_threads = 4
@@ -100,6 +108,19 @@ def test_no_batch_is_longer_than_the_engine_has_rows(start: Start, max_rows: int
     truth = in_seconds(CPU_CURVE).seconds
     assert curve.seconds[: len(measured)] == pytest.approx(truth[: len(measured)])
     assert (np.diff(curve.seconds) > 0).all()
+
+
+def test_an_engine_that_forgets_everything_at_a_cut_is_measured_alike(start: Start) -> None:
+    engine = start(TimedEngine(in_seconds(CPU_CURVE), can_truncate=False))
+    assert measure(engine, 3)[0].seconds == pytest.approx(in_seconds(CPU_CURVE).seconds)
+    assert_clean(engine)
+
+
+def test_reading_again_what_a_cut_took_is_charged_to_the_longer_batch(start: Start) -> None:
+    engine = start(TimedEngine(in_seconds(CPU_CURVE), checkpoints=True))
+    curve, _ = measure(engine, 3)
+    assert curve.seconds == pytest.approx(in_seconds(CPU_CURVE).seconds)
+    assert_clean(engine)
 
 
 def test_outliers_among_the_longer_batches_are_thrown_away(start: Start) -> None:

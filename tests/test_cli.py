@@ -32,6 +32,7 @@ MODEL = ("-m", "smollm2-135m", *FAST)
 GREEDY = (*MODEL, "--temperature", "0")
 FOX = f"Repeat exactly: {'The quick brown fox jumps over the lazy dog. ' * 2}"
 COUNT = "Count from 1 to 1000, with commas."
+NOT_A_RULE = str(Path(__file__).with_name("tiny_gguf.py"))
 PATIENCE_SECONDS = 120
 
 
@@ -136,6 +137,20 @@ INVALID: dict[str, tuple[tuple[str, ...], bytes, str]] = {
     "no threads": (("-p", "a", "--threads", "0"), b"", "n_threads must be"),
     "prompt twice": (("-p", "a", "-f", "b"), b"", "not allowed with"),
     "raw with system": (("-p", "a", "--raw", "--system", "b"), b"", "--system needs"),
+    "bias not a pair": (("-p", "a", "--logit-bias", "5"), b"", "--logit-bias takes ID=X"),
+    "bias nan": (("-p", "a", "--logit-bias", "5=nan"), b"", "logit_bias must map"),
+    "bias for no token": (("-p", "a", "--logit-bias", "99999999=1"), b"", "logit_bias: token ids"),
+    "missing grammar": (("-p", "a", "--grammar-file", "no/such"), b"", "cannot read no/such"),
+    "file is no grammar": (
+        ("-p", "a", "--grammar-file", NOT_A_RULE),
+        b"",
+        "cannot use this grammar",
+    ),
+    "schema is no JSON": (("-p", "a", "--json-schema-file", NOT_A_RULE), b"", "JSON Schema"),
+    "logprobs without JSON": (("-p", "a", "--logprobs", "2"), b"", "with --json only"),
+    "too many logprobs": (("-p", "a", "--json", "--logprobs", "101"), b"", "logprobs must be"),
+    "mirostat 3": (("-p", "a", "--mirostat", "3"), b"", "mirostat must be"),
+    "no repeat penalty": (("-p", "a", "--repeat-penalty", "0"), b"", "repeat_penalty must be"),
     "unknown option": (("-p", "a", "--speed", "9"), b"", "unrecognized arguments"),
 }
 
@@ -223,6 +238,23 @@ def test_a_stop_string_ends_the_answer(cli: RunPython) -> None:
     result = generate_json(cli, "-p", FOX, "--stop", "lazy", "--stop", "nothing")
     assert result["finish_reason"] == "stop"
     assert str(result["text"]).endswith("over the ")
+
+
+def test_a_schema_a_bias_and_penalties_from_the_command_line(
+    cli: RunPython, tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["red", "blue"]}', encoding="utf-8")
+    options = ("-p", "Which colour has the sky?", "--json-schema-file", str(schema))
+    result = generate_json(cli, *options, "--logprobs", "2", "--repeat-penalty", "1.1")
+    text, token_ids, logprobs = result["text"], result["token_ids"], result["logprobs"]
+    assert text in ('"red"', '"blue"')
+    assert isinstance(token_ids, list)
+    assert isinstance(logprobs, list)
+    assert [logprob["token_id"] for logprob in logprobs] == token_ids
+    assert all(len(logprob["top"]) == 2 for logprob in logprobs)
+    bias = f"--logit-bias={token_ids[1]}=-inf"
+    assert generate_json(cli, *options, bias)["text"] not in (text, "")
 
 
 def test_the_same_seed_gives_the_same_answer(cli: RunPython) -> None:

@@ -56,6 +56,25 @@ def test_a_cost_model_starts_with_its_curve() -> None:
     assert cost.curve == STEPS
 
 
+def test_a_break_costs_nothing_where_rejected_tokens_are_cut_off() -> None:
+    for cost in (STEPS, cost_model()):
+        assert cost.breaks.tolist() == [0.0] * 9
+
+
+def test_a_break_costs_the_batch_that_reads_again_less_a_plain_step() -> None:
+    cost = CostModel(STEPS, in_seconds=True, rereads=True)
+    assert cost.breaks.tolist() == pytest.approx([0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0])
+    for _ in range(200):
+        cost.observe(2, 3.0)
+        cost.observe(1, 1.0)
+    assert cost.breaks[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_a_break_never_costs_less_than_nothing() -> None:
+    falling = CostCurve((1, 2, 4), (1.0, 0.9, 2.0))
+    assert CostModel(falling, in_seconds=True, rereads=True).breaks.min() == 0.0
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_the_first_step_tells_the_unit(rows: int) -> None:
     cost = CostModel(STEPS, in_seconds=False)

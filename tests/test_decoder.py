@@ -1,23 +1,27 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import RunPython
 from fake_engine import FakeEngine, Fault, RecitingLanguage, TinyLanguage
+from fake_vocab import bare_vocab
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
 
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import CPU_CURVE, CostCurve
-from copyspec_edge.decoder import decode, warm_up
+from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
 from copyspec_edge.history import History, Tokens, as_tokens
-from copyspec_edge.sampling import Sampler, SamplingParams, make_sampler
+from copyspec_edge.sampling import Sampler, make_sampler
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import Step
 
 GREEDY = SamplingParams(temperature=0)
@@ -74,7 +78,12 @@ class Run:
         self.engine = self.engine or self.case.engine()
         self.history = History(self.case.n_ctx)
         self.history.extend(self.case.prompt)
-        self.sampler: Sampler = make_sampler(self.case.params, self.case.language.n_vocab)
+        self.sampler: Sampler = make_sampler(
+            self.case.params,
+            bare_vocab(self.case.language.n_vocab),
+            self.history.tokens,
+            self.case.n_ctx,
+        )
 
     @property
     def generated(self) -> list[int]:
@@ -208,6 +217,33 @@ def test_an_engine_that_cannot_truncate_gives_the_same_output(
     engine = case.engine(can_truncate=False)
     run = Run(case, case.scripted(kind, seed), engine).finish()
     assert run.generated == case.plain.generated
+
+
+@many
+@given(cases(), kinds, seeds)
+def test_an_engine_that_goes_back_to_before_a_draft_gives_the_same_output(
+    case: Case, kind: Kind, seed: int
+) -> None:
+    run = Run(case, case.scripted(kind, seed), case.engine(checkpoints=True)).finish()
+    assert run.generated == case.plain.generated
+    for before, step in itertools.pairwise(run.steps):
+        rejected = before.accepted < before.drafted or case.min_rows > before.drafted + 1
+        if before.evaluated == 1 and rejected:
+            assert step.evaluated == 1 + len(before.tokens)
+            assert step.drafted == 0
+
+
+@few
+@given(cases())
+def test_a_step_declines_what_is_not_worth_verifying_and_nothing_else(case: Case) -> None:
+    dear = replace(case, cost=CostCurve((1, 2, 64), (1.0, 100.0, 200.0)))
+    run = Run(dear, case.scripted("right")).finish()
+    later = run.steps[1:]
+    assert all(step.drafted == 0 for step in later)
+    assert [step.declined for step in later[:-1]] == [True] * len(later[:-1])
+    assert not any(step.declined for step in run.steps if step.evaluated > 1)
+    assert not any(step.declined for step in case.plain.steps)
+    assert not any(step.declined for step in Run(case, case.scripted("right")).finish().steps)
 
 
 @few
@@ -360,8 +396,16 @@ def test_times_of_steps_are_taken() -> None:
     assert all(step.seconds > 0 for step in Run(case, NoDrafter()).finish().steps)
 
 
-def test_warm_up_needs_no_model() -> None:
-    warm_up()
+def test_warm_up_compiles_the_kernels_without_a_model(run_python: RunPython) -> None:
+    code = (
+        "from copyspec_edge import decoder, matcher, policy\n"
+        "kernels = matcher._walk, policy.best_length\n"
+        "assert not any(k.signatures for k in kernels)\n"
+        "decoder.warm_up()\n"
+        "assert all(k.signatures for k in kernels)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_cases_cover_what_they_are_meant_to() -> None:

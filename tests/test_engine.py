@@ -228,6 +228,27 @@ def test_a_native_failure_raises_and_leaves_n_past_and_later_logits_right(
     assert np.array_equal(np.array(expected), engine.eval(text[n_past:], rows=4))
 
 
+@pytest.mark.parametrize("n_past", [0, 10])
+def test_ctrl_c_while_a_batch_is_read_leaves_nothing_of_it_in_the_cache(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, n_past: int
+) -> None:
+    text = tokens(n_past + 4)
+    expected = rows_of_splits(engine, text, [n_past, 4] if n_past else [4])[-4:]
+    engine.truncate(n_past)
+    decode = llama_cpp.llama_decode
+
+    def read_and_interrupt(context: object, batch: object) -> int:
+        decode(context, batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_decode", read_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.eval(tokens(6, seed=2), rows=1)
+    assert engine.n_past == n_past
+    assert np.array_equal(np.array(expected), engine.eval(text[n_past:], rows=4))
+
+
 def test_what_was_read_before_a_failing_chunk_stays_read(
     tiny_weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:

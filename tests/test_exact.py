@@ -244,8 +244,8 @@ def test_costs_forbid_what_is_not_certified_and_charge_the_least_rows() -> None:
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=63))
 def test_the_policy_keeps_to_certified_rows(accept: list[float]) -> None:
-    table = CertifiedCosts(CPU_CURVE, GOOD).table
-    length = best_length(np.array(accept, np.float32), table)
+    costs = CertifiedCosts(CPU_CURVE, GOOD)
+    length = best_length(np.array(accept, np.float32), costs.table, costs.breaks)
     assert max(2, length + 1) in GOOD.rows
 
 

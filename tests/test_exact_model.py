@@ -27,7 +27,7 @@ from copyspec_edge.certificate import CertifiedCosts
 from copyspec_edge.engine import Engine
 from copyspec_edge.exact import Finding
 from copyspec_edge.native_check import choose_extra_bufts
-from copyspec_edge.sampling import GreedySampler, Row
+from copyspec_edge.selector import GreedySampler, Row
 
 pytestmark = pytest.mark.real
 

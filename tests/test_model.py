@@ -24,7 +24,6 @@ from copyspec_edge.engine import Engine
 from copyspec_edge.history import Tokens
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.vocab import Vocab
-from copyspec_edge.weights import Weights
 
 Row = npt.NDArray[np.float32]
 
@@ -453,13 +452,6 @@ def test_a_closed_session_says_so_and_leaves_the_model_open(smollm2: Model) -> N
     with pytest.raises(SessionClosedError):
         session.send("Hi", params=greedy(2))
     assert smollm2.complete("Hi", params=greedy(1)).stats.generated_tokens == 1
-
-
-@pytest.fixture(scope="module")
-def real_vocab(smollm2_path: Path) -> Iterator[Vocab]:
-    weights = Weights(smollm2_path, Settings(n_threads=1), use_extra_bufts=False)
-    yield Vocab(weights)
-    weights.close()
 
 
 HELLO: list[Message] = [{"role": "user", "content": "Hello"}]

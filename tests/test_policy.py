@@ -17,8 +17,8 @@ probabilities = st.lists(st.floats(0.0, 1.0, width=32), max_size=9)
 class SlowPolicy:
     """The documented recurrence, word for word."""
 
-    def __init__(self, accept: list[float], cost: list[float]) -> None:
-        self._accept, self._cost = accept, cost
+    def __init__(self, accept: list[float], cost: list[float], breaks: list[float]) -> None:
+        self._accept, self._cost, self._breaks = accept, cost, breaks
         self.least = lru_cache(maxsize=None)(self._least)
 
     def shapes(self, j: int) -> range:
@@ -27,6 +27,9 @@ class SlowPolicy:
     def expected(self, j: int, k: int) -> float:
         """Time when k tokens are drafted at position j."""
         time = self._cost[k + 1]
+        for n_accepted in range(k):
+            reach = float(np.prod(self._accept[j : j + n_accepted]))
+            time += reach * (1 - self._accept[j + n_accepted]) * self._breaks[n_accepted]
         if j + k < len(self._accept):
             reach = float(np.prod(self._accept[j : j + k + 1]))
             time += reach * self.least(j + k + 1)
@@ -36,15 +39,20 @@ class SlowPolicy:
         return min(self.expected(j, k) for k in self.shapes(j))
 
 
-def choose(accept: list[float], cost: list[float]) -> int:
-    return int(best_length(np.array(accept, np.float32), np.array(cost, np.float32)))
+def choose(accept: list[float], cost: list[float], breaks: list[float] | None = None) -> int:
+    arrays = (accept, cost, breaks or [0.0] * (len(cost) - 2))
+    return int(best_length(*(np.array(values, np.float32) for values in arrays)))
 
 
 @settings(max_examples=500, deadline=None)
-@given(probabilities, st.lists(st.floats(0.5, 8.0, width=32), min_size=2, max_size=12))
-def test_no_other_length_takes_less_expected_time(accept: list[float], cost: list[float]) -> None:
-    slow = SlowPolicy(accept, cost)
-    k = choose(accept, cost)
+@given(probabilities, st.data())
+def test_no_other_length_takes_less_expected_time(accept: list[float], data: st.DataObject) -> None:
+    times = st.floats(0.5, 8.0, width=32)
+    cost = data.draw(st.lists(times, min_size=2, max_size=12))
+    n_breaks = len(cost) - 2
+    breaks = data.draw(st.lists(times, min_size=n_breaks, max_size=n_breaks) | st.none())
+    slow = SlowPolicy(accept, cost, breaks or [0.0] * n_breaks)
+    k = choose(accept, cost, breaks)
     assert k in slow.shapes(0)
     if accept:
         assert slow.expected(0, k) == pytest.approx(slow.least(0), rel=1e-5)
@@ -80,7 +88,15 @@ def test_a_draft_goes_as_far_as_a_step_in_the_cost() -> None:
 
 def test_a_gpu_drafts_longer_than_a_cpu() -> None:
     accept = np.full(40, 0.8, np.float32)
-    assert best_length(accept, GPU_CURVE.table) > best_length(accept, CPU_CURVE.table) > 0
+    gpu, cpu = (best_length(accept, c.table, c.breaks) for c in (GPU_CURVE, CPU_CURVE))
+    assert gpu > cpu > 0
+
+
+def test_what_a_break_costs_makes_drafts_of_doubtful_copies_not_worth_their_while() -> None:
+    cost, free, dear = [0.0, 1.0, 1.2, 1.4, 1.6], [0.0] * 3, [1.0, 1.2, 1.4]
+    assert choose([0.6] * 3, cost, free) > 0
+    assert choose([0.6] * 3, cost, dear) == 0
+    assert choose([1.0] * 3, cost, dear) == choose([1.0] * 3, cost, free) == 3
 
 
 def test_trim_keeps_the_beginning_of_a_draft() -> None:

@@ -9,23 +9,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fake_vocab import bare_vocab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.history import Tokens, as_tokens
-from copyspec_edge.sampling import (
-    ChainSampler,
-    GreedySampler,
-    Sampler,
-    SamplingParams,
-    make_sampler,
-    verify,
-)
+from copyspec_edge.sampling import Sampler, make_sampler, verify
+from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.selector import ChainSampler, GreedySampler
 
 Row = npt.NDArray[np.float32]
 N_VOCAB = 16
 UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+
+
+def sampler_for(params: SamplingParams) -> Sampler:
+    return make_sampler(params, bare_vocab(N_VOCAB), as_tokens([]), 64)
+
+
+def chain(params: SamplingParams) -> ChainSampler:
+    return ChainSampler(params, bare_vocab(N_VOCAB), as_tokens([]), 64)
 
 
 def random_rows(n: int, seed: int = 0) -> Row:
@@ -114,8 +118,8 @@ def test_stop_strings_may_be_given_as_a_list() -> None:
 
 
 def test_temperature_0_is_greedy_and_anything_else_is_the_chain() -> None:
-    assert isinstance(make_sampler(SamplingParams(temperature=0), N_VOCAB), GreedySampler)
-    assert isinstance(make_sampler(SamplingParams(temperature=0.1), N_VOCAB), ChainSampler)
+    assert isinstance(sampler_for(SamplingParams(temperature=0)), GreedySampler)
+    assert isinstance(sampler_for(SamplingParams(temperature=0.1)), ChainSampler)
 
 
 def test_greedy_takes_the_largest_logit_and_the_first_of_several() -> None:
@@ -134,39 +138,39 @@ def test_logits_that_are_not_numbers_are_an_error(
     row = random_rows(1)[0]
     row[where] = bad
     with pytest.raises(EngineError, match="not numbers"):
-        make_sampler(params, N_VOCAB).choose(row)
+        sampler_for(params).choose(row)
 
 
 @pytest.mark.parametrize("params", SAMPLERS.values(), ids=SAMPLERS.keys())
 def test_rows_without_any_possible_token_are_an_error(params: SamplingParams) -> None:
     with pytest.raises(EngineError, match="not numbers"):
-        make_sampler(params, N_VOCAB).choose(np.full(N_VOCAB, -np.inf, np.float32))
+        sampler_for(params).choose(np.full(N_VOCAB, -np.inf, np.float32))
 
 
 def test_impossible_tokens_are_allowed_and_never_drawn() -> None:
     rows = random_rows(300)
     rows[:, 5:] = -np.inf
-    assert set(draw(ChainSampler(UNFILTERED, N_VOCAB), rows)) == set(range(5))
+    assert set(draw(chain(UNFILTERED), rows)) == set(range(5))
 
 
 def test_choosing_leaves_the_row_alone() -> None:
     row = random_rows(1)[0]
     kept = row.copy()
-    ChainSampler(SamplingParams(seed=1), N_VOCAB).choose(row)
+    chain(SamplingParams(seed=1)).choose(row)
     assert (row == kept).all()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 2])
 def test_the_same_seed_draws_the_same_tokens(seed: int) -> None:
     params, rows = replace(UNFILTERED, seed=seed), random_rows(100)
-    first = draw(ChainSampler(params, N_VOCAB), rows)
-    assert draw(ChainSampler(params, N_VOCAB), rows) == first
+    first = draw(chain(params), rows)
+    assert draw(chain(params), rows) == first
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (None, None), (0, None)], ids=str)
 def test_different_seeds_and_none_draw_different_tokens(seeds: tuple[int | None, ...]) -> None:
     rows = random_rows(200)
-    draws = [draw(ChainSampler(replace(UNFILTERED, seed=s), N_VOCAB), rows) for s in seeds]
+    draws = [draw(chain(replace(UNFILTERED, seed=s)), rows) for s in seeds]
     assert draws[0] != draws[1]
 
 
@@ -177,7 +181,7 @@ def test_different_seeds_and_none_draw_different_tokens(seeds: tuple[int | None,
 )
 def test_the_strictest_filters_equal_greedy(params: SamplingParams) -> None:
     rows = random_rows(100)
-    assert draw(ChainSampler(params, N_VOCAB), rows) == rows.argmax(axis=1).tolist()
+    assert draw(chain(params), rows) == rows.argmax(axis=1).tolist()
 
 
 def filtered_probabilities(row: Row, params: SamplingParams) -> npt.NDArray[np.float64]:
@@ -219,7 +223,7 @@ CHI_PARAMS = {
 def reference(request: pytest.FixtureRequest) -> tuple[SamplingParams, Row, list[int]]:
     params: SamplingParams = request.param
     rows = np.broadcast_to(random_rows(1, seed=5), (N_DRAWS, N_VOCAB))
-    return params, rows, draw(ChainSampler(params, N_VOCAB), rows)
+    return params, rows, draw(chain(params), rows)
 
 
 def drafts(kind: str, truth: list[int]) -> Callable[[int], Tokens]:
@@ -248,14 +252,14 @@ def test_plain_draws_are_distributed_as_the_filtered_softmax(
 
 def test_the_chi_square_notices_another_temperature() -> None:
     rows = np.broadcast_to(random_rows(1, seed=5), (N_DRAWS, N_VOCAB))
-    drawn = draw(ChainSampler(replace(FILTERED, temperature=0.8), N_VOCAB), rows)
+    drawn = draw(chain(replace(FILTERED, temperature=0.8)), rows)
     assert chi_square_excess(drawn, filtered_probabilities(rows[0], FILTERED)) > 8
 
 
 @pytest.mark.parametrize("kind", ["wrong", "right", "random"])
 def test_drafts_change_no_draw(kind: str, reference: tuple[SamplingParams, Row, list[int]]) -> None:
     params, rows, drawn = reference
-    assert verify_all(ChainSampler(params, N_VOCAB), rows, drafts(kind, drawn)) == drawn
+    assert verify_all(chain(params), rows, drafts(kind, drawn)) == drawn
 
 
 @pytest.mark.parametrize("kind", ["wrong", "right", "random"])
@@ -264,8 +268,8 @@ def test_drafted_draws_with_another_seed_are_distributed_as_the_filtered_softmax
 ) -> None:
     params, rows, _ = reference
     other = replace(params, seed=77)
-    truth = draw(ChainSampler(other, N_VOCAB), rows)
-    drawn = verify_all(ChainSampler(other, N_VOCAB), rows, drafts(kind, truth))
+    truth = draw(chain(other), rows)
+    drawn = verify_all(chain(other), rows, drafts(kind, truth))
     assert chi_square_excess(drawn, filtered_probabilities(rows[0], params)) < 4
 
 
@@ -283,6 +287,9 @@ class RecordingSampler:
 
     def accept(self, token: int) -> None:
         self.told.append(token)
+
+    def admits(self, draft: Tokens) -> int:
+        return len(draft)
 
 
 draft_tokens = st.lists(st.integers(0, 3), max_size=6)

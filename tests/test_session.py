@@ -39,7 +39,7 @@ from copyspec_edge.errors import (
 )
 from copyspec_edge.history import common_prefix
 from copyspec_edge.reply import Chunk, Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -338,6 +338,59 @@ def test_an_answer_cannot_be_closed_while_another_thread_reads_it() -> None:
     assert answer.finish().finish_reason in ("length", "stop")
     assert refused == ["close", "reset", "close"]
     chat.check()
+
+
+def attempt_elsewhere(action: Callable[[], object]) -> list[BaseException]:
+    """What it raises in another thread."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def test_an_answer_cannot_be_read_by_two_threads_at_once() -> None:
+    chat = Chat(language=TALKATIVE)
+    answer = chat.session.stream("ab", params=replace(GREEDY, max_tokens=12))
+    refused: list[BaseException] = []
+
+    def read_too(chunk: int) -> None:
+        refused.extend(attempt_elsewhere(lambda: next(answer)))
+        refused.extend(attempt_elsewhere(lambda: chat.session.send("cd")))
+
+    chat.engine.on_chunk = read_too
+    reply = answer.finish()
+    assert [type(error) for error in refused] == [SessionBusyError] * len(refused)
+    assert len(refused) > 6
+    assert said(reply) == said(Chat(language=TALKATIVE).send("ab", replace(GREEDY, max_tokens=12)))
+
+
+@pytest.mark.parametrize("operation", ["reset", "close"])
+def test_while_another_thread_begins_an_answer_a_session_is_neither_reset_nor_closed(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat(language=TALKATIVE)
+    chat.send("ab", replace(GREEDY, max_tokens=6))
+    truncate, refused = chat.engine.truncate, list[BaseException]()
+
+    def interfere(length: int) -> None:
+        refused.extend(attempt_elsewhere(getattr(chat.session, operation)))
+        truncate(length)
+
+    monkeypatch.setattr(chat.engine, "truncate", interfere)
+    answer = chat.session.stream_completion(ids("ab"), params=GREEDY)
+    monkeypatch.undo()
+    assert [type(error) for error in refused] == [SessionBusyError] * len(refused)
+    assert refused
+    fresh = Chat(language=TALKATIVE).session.complete(ids("ab"), params=GREEDY)
+    assert said(answer.finish()) == said(fresh)
 
 
 def read_some(chat: Chat, n_chunks: int) -> tuple[Answer, str]:

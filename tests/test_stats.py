@@ -48,6 +48,20 @@ def test_the_first_step_is_prefill_and_the_others_are_decoding() -> None:
     )
 
 
+def test_what_was_declined_and_read_again_is_counted() -> None:
+    tokens = as_tokens([1])
+    several = [
+        Step(tokens, 0, 0, "none", 40, 1.0),
+        Step(tokens, 3, 0, "copy", 1, 1.0),
+        Step(tokens, 0, 0, "none", 2, 1.0),
+        Step(tokens, 0, 0, "none", 1, 1.0, declined=True),
+    ]
+    stats = fold(several, prompt_tokens=40, cached_tokens=0, rollback="checkpoint")
+    assert (stats.declined_drafts, stats.reread_tokens) == (1, 1)
+    assert stats.rollback == "checkpoint"
+    assert several[-1].cut(1).declined
+
+
 @pytest.mark.parametrize("several", [[], [step(2, drafted=2, accepted=1)]])
 def test_without_a_second_step_there_is_no_speed(several: list[Step]) -> None:
     assert fold(several, prompt_tokens=1, cached_tokens=0).tokens_per_second == 0.0

@@ -11,7 +11,7 @@ from conftest import RunPython
 from copyspec_edge import InvalidInputError, Model, Settings
 from copyspec_edge import verification as verification_module
 from copyspec_edge.history import Tokens
-from copyspec_edge.sampling import GreedySampler, Row
+from copyspec_edge.selector import GreedySampler, Row
 from copyspec_edge.verification import ForcedDrafter, summarize, verify_copying
 from copyspec_edge.verification_prompts import built_in_prompts, prompts_of
 

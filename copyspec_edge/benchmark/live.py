@@ -8,20 +8,20 @@ in one context, behind one reading of its prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
 
-from copyspec_edge.benchmark.baselines import BASELINES
+from copyspec_edge.benchmark.baselines import Factory
 from copyspec_edge.benchmark.traces import TokenTrace
 from copyspec_edge.cost import CostCurve, Costs
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import Engine
 from copyspec_edge.history import History, Tokens
-from copyspec_edge.sampling import GreedySampler, Row
+from copyspec_edge.selector import GreedySampler, Row
 from copyspec_edge.stats import Step
 
 PLAIN = "plain"
@@ -44,6 +44,10 @@ class RecordedSampler:
 
     def accept(self, token: int) -> None:
         """Nothing depends on it."""
+
+    def admits(self, draft: Tokens) -> int:
+        """Any draft may be what was recorded."""
+        return len(draft)
 
 
 @dataclass(frozen=True)
@@ -86,12 +90,16 @@ class Run:
 
 
 def contenders(
-    names: Sequence[str], ours: Drafter, cost: Costs, capacity: int, eog_tokens: frozenset[int]
+    others: Mapping[str, Factory],
+    ours: Drafter,
+    cost: Costs,
+    capacity: int,
+    eog_tokens: frozenset[int],
 ) -> list[Contender]:
-    """Plain decoding, ours, and baselines by name."""
+    """Plain decoding, ours, and others by name."""
     chosen = [Contender(PLAIN, NoDrafter(), _NEVER_TRIM), Contender(OURS, ours, cost)]
-    for name in names:
-        chosen.append(Contender(name, BASELINES[name](capacity, eog_tokens), _NEVER_TRIM))
+    for name, make in others.items():
+        chosen.append(Contender(name, make(capacity, eog_tokens), _NEVER_TRIM))
     return chosen
 
 

@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from copyspec_edge import machine
 from copyspec_edge.benchmark import report
-from copyspec_edge.benchmark.baselines import BASELINES
 from copyspec_edge.benchmark.live import PLAIN, Run, contenders, prefill_speed, run_traces
+from copyspec_edge.benchmark.rivals import NAMES, parse_names, rivals
 from copyspec_edge.benchmark.sources import Sources
 from copyspec_edge.benchmark.traces import TokenTrace, tokenized
 from copyspec_edge.cli.options import add_model_options, load_model
@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--baselines",
         default="none",
         metavar="A,B",
-        help=f"all, none, or of {', '.join(BASELINES)}",
+        help=f"{NAMES}: constants tuned to this machine and these traces",
     )
     parser.add_argument(
         "--free", action="store_true", help="the model's own greedy answers instead; loops flatter"
@@ -62,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def bench(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    names = _baselines(arguments.baselines)
+    names = parse_names(arguments.baselines)
     if min(arguments.per_task, arguments.max_tokens, arguments.repetitions) < 1:
         raise InvalidInputError("--per-task, --max-tokens and --repetitions must be at least 1")
     sources = Sources(
@@ -88,16 +88,6 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _baselines(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(BASELINES) if text == "all" else []
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown:
-        raise InvalidInputError(f"no baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
-    return names
-
-
 def _measure(
     model: Model, traces: list[TokenTrace], names: list[str], arguments: argparse.Namespace
 ) -> report.Results:
@@ -105,18 +95,19 @@ def _measure(
     with model.session() as session:
         engine, cost = session.engine, session.cost
         prefill = prefill_speed(engine, token=0)
-        rivals = contenders(names, session.drafter, cost, model.n_ctx, eog_tokens)
+        others = rivals(names, traces, cost.curve, eog_tokens, carried=True)
+        field = contenders(others, session.drafter, cost, model.n_ctx, eog_tokens)
         runs: list[Run] = []
         steps = run_traces(
             engine,
             traces,
-            rivals,
+            field,
             eog_tokens=eog_tokens,
             max_tokens=arguments.max_tokens,
             repetitions=arguments.repetitions,
             free=arguments.free,
         )
-        for run in tqdm(steps, total=len(traces) * len(rivals), file=sys.stderr, disable=None):
+        for run in tqdm(steps, total=len(traces) * len(field), file=sys.stderr, disable=None):
             runs.append(run)
         curve = cost.curve
     plain = [run for run in runs if run.contender == PLAIN]

@@ -16,7 +16,7 @@ from copyspec_edge.cli.options import add_exact_option, add_model_options, load_
 from copyspec_edge.errors import CopySpecError, ExactnessError, InvalidInputError
 from copyspec_edge.native_check import Outcome, probe
 from copyspec_edge.presets import load_presets, rebuild_command
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 
 _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from copyspec_edge.answer import Answer
@@ -21,7 +22,7 @@ from copyspec_edge.cli.options import (
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError
 from copyspec_edge.model import Model
 from copyspec_edge.reply import Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
 
 
@@ -37,12 +38,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_sampling_options(parser)
     add_exact_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: of each token and the N likeliest"
+    )
     parser.set_defaults(run=generate)
 
 
 def generate(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    params = sampling_params(arguments)
+    params = replace(sampling_params(arguments), logprobs=arguments.logprobs)
+    if arguments.logprobs is not None and not arguments.json:
+        raise InvalidInputError("--logprobs are printed with --json only")
     if arguments.raw and arguments.system is not None:
         raise InvalidInputError("--system needs the chat template, which --raw leaves out")
     prompt = _read_prompt(arguments)
@@ -94,4 +100,5 @@ def _as_dict(reply: Reply) -> dict[str, object]:
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "stats": reply.stats.as_dict(),
+        "logprobs": [asdict(logprob) for logprob in reply.logprobs],
     }

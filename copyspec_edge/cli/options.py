@@ -9,15 +9,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from copyspec_edge.answer import Answer
+from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.model import Model
 from copyspec_edge.registry import entries, locate
 from copyspec_edge.reply import Reply
-from copyspec_edge.sampling import SamplingParams
+from copyspec_edge.sampling_params import LIMITS, SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
 from copyspec_edge.stats import Stats
+
+_SAMPLER_NUMBERS = [name for name in LIMITS if name not in ("seed", "max_tokens", "logprobs")]
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -47,37 +51,66 @@ def add_exact_option(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """How tokens are chosen."""
-    defaults = SamplingParams()
     parser.add_argument("--max-tokens", type=int, metavar="N", help="default: up to the context")
-    for name, kind in (
-        ("temperature", float),
-        ("top_k", int),
-        ("top_p", float),
-        ("min_p", float),
-    ):
-        default = getattr(defaults, name)
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(
-            flag, type=kind, default=default, metavar=name[0].upper(), help=f"default: {default}"
-        )
     parser.add_argument("--seed", type=int, metavar="N", help="default: a new one each time")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="S", help="end before this text; repeatable"
     )
     parser.add_argument("--no-copy", action="store_true", help="decode token by token")
+    group = parser.add_argument_group("samplers", "llama.cpp's, by its names")
+    defaults = SamplingParams()
+    for name in _SAMPLER_NUMBERS:
+        default = getattr(defaults, name)
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            type=type(default),
+            default=default,
+            metavar="X",
+            help=f"default: {default:g}",
+        )
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X to the logits of this token id; -inf bans it; repeatable",
+    )
+    shape = group.add_mutually_exclusive_group()
+    shape.add_argument("--grammar-file", metavar="FILE", help="GBNF the answer must match")
+    shape.add_argument("--json-schema-file", metavar="FILE", help="JSON Schema it must match")
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     """The sampling options as SamplingParams."""
+    numbers = {name: getattr(arguments, name) for name in _SAMPLER_NUMBERS}
     return SamplingParams(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
+        **numbers,
+        logit_bias=dict(map(_bias, arguments.logit_bias)),
+        grammar=_text_of(arguments.grammar_file),
+        json_schema=_text_of(arguments.json_schema_file),
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
         stop=tuple(arguments.stop),
     )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, added = text.partition("=")
+    try:
+        return int(token), float(added)
+    except ValueError:
+        raise InvalidInputError(f"--logit-bias takes ID=X, not {text!r}") from None
+
+
+def _text_of(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{file} is not valid UTF-8: {error}") from error
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {file}: {error.strerror}") from error
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
