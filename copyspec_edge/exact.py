@@ -135,12 +135,12 @@ class _Probe:
         seconds = 0.0
         while self._least in self._alive:
             self._engine.truncate(0)
-            self._read_to(start, mixed=True)
-            began = time.perf_counter()
-            self._read_reference(start, end)
-            seconds = (time.perf_counter() - began) * self._least / (end - start)
-            self._engine.truncate(0)
             try:
+                self._read_to(start, mixed=True)
+                began = time.perf_counter()
+                self._read_reference(start, end)
+                seconds = (time.perf_counter() - began) * self._least / (end - start)
+                self._engine.truncate(0)
                 self._walk(start, end, wanted)
             except _SpoiledError:
                 continue
@@ -157,7 +157,11 @@ class _Probe:
         return self._engine.eval(self._tokens[first : first + self._least], rows=self._least)
 
     def _read_to(self, position: int, *, mixed: bool) -> None:
-        """Read or forget up to a position, in batches of any counts or of the greatest."""
+        """Read or forget up to a position, in batches of any counts or of the greatest.
+
+        Raises:
+            EngineError: there is no way to get there.
+        """
         self._engine.truncate(position)
         sizes = [self._least]
         has_restarted = False
@@ -231,14 +235,15 @@ class _Probe:
             rows = self._read_least(first)
         again = rows[at - first]
         if _digest(again) == self._digests[at]:
-            what = f"{count} rows differ by {np.abs(row - again).max():.3g} behind {at} tokens"
-            self._excluded.append(what)
-            self._alive.discard(count)
+            largest = np.abs(row - again).max()
+            self._drop(count, f"{count} rows differ by {largest:.3g} behind {at} tokens")
         else:
-            what = f"{self._before} rows change what follows them behind {at} tokens"
-            self._excluded.append(what)
-            self._alive.discard(self._before)
+            self._drop(self._before, f"{self._before} rows change what is behind {at} tokens")
             raise _SpoiledError
+
+    def _drop(self, count: int, seen: str) -> None:
+        self._alive.discard(count)
+        self._excluded.append(seen)
 
 
 def _digest(row: _Rows) -> bytes:
