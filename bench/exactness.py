@@ -162,6 +162,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
         end = min(model.eog_tokens, default=0)
         traces = tokenized(built_in(6), model, arguments.ctx // 2)
         n_ctx = arguments.ctx
+        if not traces:
+            raise SystemExit(f"no recorded answer fits into a context of {n_ctx}")
 
         def talks(n_tokens: int) -> list[list[Turn]]:
             return list(conversations(traces, n_ctx=n_ctx, n_tokens=n_tokens, end=end))
