@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from copyspec_edge.certificate import fitting
 from copyspec_edge.decoder import EngineLike
-from copyspec_edge.errors import EngineError
 from copyspec_edge.history import Tokens
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512)
@@ -160,7 +159,7 @@ class _Probe:
         """Read or forget up to a position, in batches of any counts or of the greatest.
 
         Raises:
-            EngineError: there is no way to get there.
+            _SpoiledError: there is no way to get there.
         """
         self._engine.truncate(position)
         sizes = [self._least]
@@ -173,7 +172,8 @@ class _Probe:
             self._engine.truncate(position)
             if self._engine.n_past <= past:
                 if has_restarted:
-                    raise EngineError("the state of this model cannot be cut behind every token")
+                    self._drop(self._least, f"no batches end behind {position} tokens")
+                    raise _SpoiledError
                 has_restarted = True
                 self._engine.truncate(0)
         if len(sizes) > 1:
