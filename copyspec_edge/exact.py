@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from copyspec_edge.certificate import fitting
 from copyspec_edge.decoder import EngineLike
+from copyspec_edge.errors import EngineError
 from copyspec_edge.history import Tokens
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512)
@@ -159,12 +160,18 @@ class _Probe:
         """Read or forget up to a position, in batches of any counts or of the greatest."""
         self._engine.truncate(position)
         sizes = [self._least]
+        has_restarted = False
         while left := position - self._engine.n_past:
             past = self._engine.n_past
             fits = fitting(left, sorted(self._alive), self._least) or [self._least]
             sizes.append(int(self._random.choice(fits)) if mixed else max(fits))
             self._engine.eval(self._tokens[past : past + sizes[-1]], rows=self._least)
             self._engine.truncate(position)
+            if self._engine.n_past <= past:
+                if has_restarted:
+                    raise EngineError("the state of this model cannot be cut behind every token")
+                has_restarted = True
+                self._engine.truncate(0)
         if len(sizes) > 1:
             self._before = max(sizes)
 
@@ -185,6 +192,9 @@ class _Probe:
                 continue
             read[count] += kept
             position += kept
+            self._engine.truncate(position)
+            # Where a cut goes back to before the batch, decoding reads the next token with it.
+            position += self._engine.n_past < position
             self._read_to(position, mixed=False)
             self._before = count
 

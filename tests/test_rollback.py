@@ -17,17 +17,19 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import RunPython
+from fake_engine import FakeEngine, TinyLanguage
 from fake_vocab import END, bare_vocab, fake_template, fake_vocab
 from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
-from copyspec_edge import Settings, calibrate, machine
+from copyspec_edge import Model, Settings, calibrate, machine
 from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import MAX_ROWS, Engine
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
+from copyspec_edge.exact import _Probe
 from copyspec_edge.history import History, Tokens, as_tokens
 from copyspec_edge.recurrent_state import State
 from copyspec_edge.sampling import Sampler, make_sampler
@@ -568,6 +570,30 @@ def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
     assert min(curve.seconds) > 0
     assert longest >= 16
     engine.close()
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "lfm2", "mamba2", "jamba"])
+def test_every_kind_can_be_certified_exact_and_is(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: str
+) -> None:
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path))
+    settings = replace(SETTINGS, exact=True, calibrate=False, use_extra_bufts=False, n_ctx=256)
+    params = SamplingParams(temperature=0, max_tokens=100, logprobs=3)
+    prompt = [int(token) for token in np.tile(some_tokens(40), 2)]
+    with Model.load(load(arch).path, settings) as model:
+        copied, plain = (
+            model.session(copy=copy).complete(prompt, params=params) for copy in (True, False)
+        )
+    assert copied.stats.drafted_tokens > copied.stats.accepted_tokens > 0
+    assert (copied.token_ids, copied.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+def test_a_search_for_exactness_ends_where_a_cut_goes_back_too_far() -> None:
+    engine = FakeEngine(TinyLanguage(N_VOCAB), checkpoints=True)
+    probe = _Probe(engine, some_tokens(20), 2, 32)
+    probe._alive = {2}
+    with pytest.raises(EngineError, match="cannot be cut behind every token"):
+        probe._read_to(3, mixed=False)
 
 
 class Chat:
