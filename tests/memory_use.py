@@ -28,12 +28,12 @@ def growth(world: World, n_requests: int) -> int:
     for n in range(n_requests):
         if n == n_warm:
             started = resident_bytes()
-        if n % 50 == 0:
+        if n % 100 == 0:
             session.close()
             session, drafter = world.session()
         drafter.choice = rng.choice([c for c in CHOICES if c in ("copy", "random", "none")])
         prompt = rng.choices(range(world.vocab.n_tokens), k=rng.choice([1, 4, 12]))
-        params = any_params(rng, world.alphabet, grammars=world.grammars)
+        params = any_params(rng, world.alphabet, grammars=world.grammars and n % 4 == 0)
         answer = session.stream_completion(prompt, params=params)
         for _, _ in zip(answer, range(rng.choice([1, 3, 6])), strict=False):
             pass

@@ -309,7 +309,7 @@ def test_a_frequency_penalty_changes_the_output_and_equals_plain(
         free = said(plain.complete(HELLO, params=params))
         expected, committed = said(plain.complete(HELLO, params=penalized)), plain.token_ids
     with smollm2_f16.session(min_rows=2) as session:
-        for kind in KINDS[::2]:
+        for kind in ("partly", "random"):
             n_vocab = session.engine.n_vocab
             drafter = DraftsOfFour(kind, as_tokens(committed), n_vocab=n_vocab, eog=2)
             session.drafter, session.cost = drafter, FLAT

@@ -13,11 +13,12 @@ from fake_vocab import N_VOCAB
 from fuzz import run_episode
 from fuzz_real import RealWorld
 from fuzz_worlds import FakeWorld, World
-from memory_use import CAN_MEASURE, growth
+from memory_use import CAN_MEASURE, growth, resident_bytes
 from tiny_archs import write_tiny_arch
 from tiny_gguf import write_spelling_model, write_tiny_model
 
 from copyspec_edge import decoder
+from copyspec_edge.grammar import Grammar
 from copyspec_edge.history import Tokens
 from copyspec_edge.sampling import Sampler, verify
 
@@ -98,3 +99,17 @@ def test_2000_requests_on_a_tiny_model_keep_no_memory(chat_path: Path) -> None:
         assert growth(world, 2000) < FLAT_BYTES
     finally:
         world.close()
+
+
+@needs_measure
+def test_grammars_keep_no_memory(chat_path: Path) -> None:
+    world = RealWorld(chat_path)
+    rules = "".join(f'r{n} ::= "{n}" [a-z]+ | r{n + 1}\n' for n in range(200))
+    draft = world.vocab.tokenize("7abc")
+    started = 0
+    for n in range(400):
+        if n == 100:
+            started = resident_bytes()
+        Grammar(f'root ::= r0\n{rules}r200 ::= "."', world.vocab).admits(draft)
+    world.close()
+    assert resident_bytes() - started < FLAT_BYTES
