@@ -1,21 +1,19 @@
-"""Grammar: which tokens may come next. It knows GBNF and JSON Schema, neither rows nor drafts."""
+"""Grammar: which tokens may come next. It knows GBNF, not what is done with a row."""
 
 from __future__ import annotations
 
-import json
 import re
 import weakref
-from collections.abc import Mapping
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from copyspec_edge import native_log
 from copyspec_edge.candidates import Candidates
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.history import Tokens
+from copyspec_edge.json_schema import schema_to_gbnf
 from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.vocab import Vocab
 
@@ -23,11 +21,11 @@ from copyspec_edge.vocab import Vocab
 _MOST_RULES = 2000
 _DEEPEST = 500
 _LONGEST = 1 << 20
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*', re.DOTALL)
 _REPETITION = re.compile(r"\{\s*(\d*)\s*,\s*(\d+)\s*\}")
-_NUMBER = re.compile(r"(?<=[{,])\d+")
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
-_MOST_REPEATS = 2000
+_COUNT = re.compile(r"\{[\d\s,]*?(\d+)\s*,?\s*\}")
+# llama.cpp makes a rule of each.
+_MOST_REPEATS = 20_000
 _NARROW = 64
 
 
@@ -128,31 +126,7 @@ def gbnf(params: SamplingParams) -> str | None:
     Raises:
         InvalidInputError: not a JSON Schema, or one that cannot be made a grammar.
     """
-    schema = params.json_schema
-    if schema is None:
-        return params.grammar
-    try:
-        text = json.dumps(dict(schema)) if isinstance(schema, Mapping) else schema
-        if _most_repeats(json.loads(text)) > _MOST_REPEATS:
-            raise ValueError(f"it counts to more than {_MOST_REPEATS}")
-        grammar: str = json_schema_to_gbnf(text)
-    except Exception as error:
-        raise InvalidInputError(f"this JSON Schema cannot be used: {error!r}") from error
-    return grammar
-
-
-def _most_repeats(schema: object) -> float:
-    """The largest number of items or characters that a schema, or a part of it, asks for.
-
-    The converter writes each of them out.
-    """
-    if isinstance(schema, list):
-        return max(map(_most_repeats, schema), default=0)
-    if not isinstance(schema, dict):
-        return 0
-    counts = [schema[name] for name in _COUNTS if isinstance(schema.get(name), (int, float))]
-    in_pattern = [int(digits) for digits in _NUMBER.findall(str(schema.get("pattern", "")))]
-    return max([*counts, *in_pattern, *map(_most_repeats, schema.values())], default=0)
+    return params.grammar if params.json_schema is None else schema_to_gbnf(params.json_schema)
 
 
 def _checked(text: str) -> bytes:
@@ -171,6 +145,8 @@ def _checked(text: str) -> bytes:
         )
     if "<" in bare:
         raise InvalidInputError("a rule cannot name a token by <...>; spell its text")
+    if sum(map(int, _COUNT.findall(bare))) > _MOST_REPEATS:
+        raise InvalidInputError(f"repetitions in a grammar count to {_MOST_REPEATS} at most")
     if any(int(low or 0) > int(high) for low, high in _REPETITION.findall(bare)):
         raise InvalidInputError("a repetition {m,n} in the grammar has m greater than n")
     return encoded

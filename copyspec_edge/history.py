@@ -28,8 +28,8 @@ def checked_tokens(ids: npt.ArrayLike, n_vocab: int) -> Tokens:
         raw = np.asarray(ids)
     except ValueError:
         raw = np.empty((0, 0))
-    if raw.ndim != 1 or raw.dtype.kind not in "iu":
-        raise InvalidInputError("token ids must be a flat sequence of whole numbers")
+    if raw.ndim != 1 or not raw.size or raw.dtype.kind not in "iu":
+        raise InvalidInputError("token ids must be a flat sequence of whole numbers, not empty")
     if raw.min() < 0 or raw.max() >= n_vocab:
         raise InvalidInputError(f"token ids must be from 0 to {n_vocab - 1}")
     return raw.astype(np.int32)

@@ -16,7 +16,7 @@ from copyspec_edge.copy_drafter import CopyDrafter
 from copyspec_edge.cost import Costs
 from copyspec_edge.decoder import warm_up
 from copyspec_edge.drafter import Drafter, NoDrafter
-from copyspec_edge.engine import Engine, default_n_ctx
+from copyspec_edge.engine import MAX_ROWS, Engine, default_n_ctx
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError
 from copyspec_edge.exact_engine import ExactEngine
 from copyspec_edge.history import Tokens
@@ -24,7 +24,7 @@ from copyspec_edge.native_check import choose_extra_bufts
 from copyspec_edge.reply import Reply
 from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.session import Session
-from copyspec_edge.settings import Settings
+from copyspec_edge.settings import Settings, check_range
 from copyspec_edge.template import ChatTemplate, Message
 from copyspec_edge.tuning import cost_model, tuned_settings
 from copyspec_edge.vocab import Vocab
@@ -47,7 +47,7 @@ class Model:
         self._vocab = Vocab(weights)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._completions: Session | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._accept = AcceptModel()
         self._template: ChatTemplate | None = None
         source = weights.chat_template
@@ -133,21 +133,23 @@ class Model:
             raise ChatTemplateError("this model has no chat template, so no system message either")
         if self.certificate and min_rows not in (None, self.certificate.min_rows):
             raise InvalidInputError(f"exact=True needs min_rows={self.certificate.min_rows} here")
-        engine, cost = self._engine_and_cost()
-        drafter: Drafter = NoDrafter()
-        if copy:
-            drafter = CopyDrafter(engine.n_ctx, self._vocab.eog_tokens, self._accept)
-        session = Session(
-            engine,
-            self._vocab,
-            self._template,
-            cost,
-            drafter,
-            system=system,
-            min_rows=self.certificate.min_rows if self.certificate else min_rows or 1,
-            wait=wait,
-        )
-        self._sessions.add(session)
+        check_range("min_rows", min_rows, 1, MAX_ROWS)
+        with self._lock:
+            engine, cost = self._engine_and_cost()
+            drafter: Drafter = NoDrafter()
+            if copy:
+                drafter = CopyDrafter(engine.n_ctx, self._vocab.eog_tokens, self._accept)
+            session = Session(
+                engine,
+                self._vocab,
+                self._template,
+                cost,
+                drafter,
+                system=system,
+                min_rows=self.certificate.min_rows if self.certificate else min_rows or 1,
+                wait=wait,
+            )
+            self._sessions.add(session)
         return session
 
     def _engine_and_cost(self) -> tuple[Engine, Costs]:
@@ -209,11 +211,12 @@ class Model:
         """Close its sessions and free the weights. Idempotent.
 
         Raises:
-            SessionBusyError: an answer is being read in another thread.
+            SessionBusyError: an answer is being read, or a text tokenized, in another thread.
         """
-        for session in list(self._sessions):
-            session.close()
-        self._weights.close()
+        with self._lock:
+            for session in list(self._sessions):
+                session.close()
+            self._weights.close()
 
     def __enter__(self) -> Model:
         return self

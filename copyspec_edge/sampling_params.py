@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ StoppingCriterion = Callable[[tuple[int, ...], str], bool]
 N_SEEDS = 0xFFFFFFFF
 MAX_LOGPROBS = 100
 _WHOLE = 1 << 30
+_LARGEST = float(np.finfo(np.float32).max)
 # Field -> lowest and highest value. Whole numbers have whole limits.
 LIMITS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, math.inf),
@@ -133,7 +136,7 @@ class SamplingParams:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
-                _check(name, value, low, high)
+                object.__setattr__(self, name, _number(name, value, low, high))
         for name in ("stop", "dry_sequence_breakers"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("logits_processors", "stopping"):
@@ -156,13 +159,33 @@ class SamplingParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
 
-def _check(name: str, value: object, low: float, high: float) -> None:
+def _number(name: str, value: object, low: float, high: float) -> int | float:
+    """The value as Python's own number, be it a numpy one."""
     whole = isinstance(low, int)
-    valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not (valid and low <= value < math.inf and value <= high):  # type: ignore[operator]
-        wanted = "a whole number" if whole else "a number"
-        limits = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low:g}"
-        raise InvalidInputError(f"{name} must be {wanted} {limits}, not {value!r}")
+    number = _as_whole(value) if whole else _as_float(value)
+    if number is not None and low <= number <= high and math.isfinite(number):
+        return number
+    wanted = "a whole number" if whole else "a number"
+    limits = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low:g}"
+    raise InvalidInputError(f"{name} must be {wanted} {limits}, not {value!r}")
+
+
+def _as_whole(value: object) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _as_float(value: object) -> float | None:
+    """As llama.cpp takes it: infinite where it is beyond the range of single precision."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return math.copysign(math.inf, number) if abs(number) > _LARGEST else number
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
@@ -182,11 +205,12 @@ def _callables(name: str, value: object) -> tuple[object, ...]:
 def _bias(value: object) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidInputError(f"logit_bias must map token ids to numbers, not {value!r}")
-    bias = dict(value)
-    for token, added in bias.items():
-        number = isinstance(added, (int, float)) and not math.isnan(added) and added < math.inf
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0 or not number:
+    bias: dict[int, float] = {}
+    for key, added in value.items():
+        token, number = _as_whole(key), _as_float(added)
+        if token is None or token < 0 or number is None or not number < math.inf:
             raise InvalidInputError(
-                f"logit_bias must map token ids to numbers or -inf, not {token!r} to {added!r}"
+                f"logit_bias must map token ids to numbers or -inf, not {key!r} to {added!r}"
             )
+        bias[token] = number
     return bias

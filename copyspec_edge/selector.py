@@ -25,9 +25,15 @@ Row = npt.NDArray[np.float32]
 
 # Below it logits divided by the temperature may leave the range of numbers.
 _COLDEST = 1e-4
+_NO_NUMBERS = (
+    "there are logits that are not numbers, or none that is finite: "
+    "the model, a logits processor or the biases made them so"
+)
 _MIROSTAT_M = 100
 # llama.cpp cuts longer ones without a word.
 _LONGEST_BREAKER = 40
+# Each is looked for in the whole vocabulary.
+_MOST_BREAKERS = 64
 # With less likely tokens llama.cpp's typical sampling computes 0 · log 0, and its XTC may take
 # an impossible one for the least likely that is above its threshold.
 _NEGLIGIBLE = 1e-30
@@ -47,7 +53,7 @@ class GreedySampler:
         """The token with the largest logit."""
         token = int(row.argmax())
         if not math.isfinite(row[token]):
-            raise EngineError("the model computed logits that are not numbers")
+            raise EngineError(_NO_NUMBERS)
         return token
 
     def accept(self, token: int) -> None:
@@ -90,7 +96,7 @@ class ChainSampler:
     def choose(self, row: Row) -> int:
         """A token drawn from the row's distribution after the chain."""
         if not np.isfinite(row.max()):
-            raise EngineError("the model computed logits that are not numbers")
+            raise EngineError(_NO_NUMBERS)
         return selected(self._candidates.apply(self._chain, self._ids, row))
 
     def accept(self, token: int) -> None:
@@ -129,6 +135,8 @@ def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int) -> Iterator[obj
         )
     if params.uses_dry:
         texts = params.dry_sequence_breakers if vocab.exists else ()
+        if len(texts) > _MOST_BREAKERS:
+            raise InvalidInputError(f"there can be {_MOST_BREAKERS} DRY sequence breakers at most")
         breakers = [_breaker(text) for text in texts]
         yield llama_cpp.llama_sampler_init_dry(
             vocab.native if breakers else None,

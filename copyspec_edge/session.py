@@ -98,8 +98,8 @@ class Session:
                 "this model has no chat template: it continues text and cannot chat. "
                 "Use complete(), or --raw on the command line"
             )
-        if not message.strip():
-            raise InvalidInputError("the message is empty")
+        if not isinstance(message, str) or not message.strip():
+            raise InvalidInputError("the message is empty, or not a text")
         return self._begin(message, params or SamplingParams())
 
     def send(self, message: str, *, params: SamplingParams | None = None) -> Reply:
@@ -119,9 +119,9 @@ class Session:
             ContextFullError: it does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
-        if not len(prompt):
-            raise InvalidInputError("the prompt is empty")
         if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidInputError("the prompt is empty")
             tokens = self._vocab.tokenize(prompt, add_special=True)
         else:
             tokens = checked_tokens(prompt, self.engine.n_vocab)

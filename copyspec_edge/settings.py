@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -59,15 +60,13 @@ class Settings:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("n_ctx", self.n_ctx, 2, 1 << 24)
-        _check_range("n_batch", self.n_batch, 2, 1 << 16)
-        _check_range("n_ubatch", self.n_ubatch, 2, 1 << 16)
-        _check_range("n_threads", self.n_threads, 1, 512)
-        _check_range("n_gpu_layers", self.n_gpu_layers, -1, 1 << 16)
-        _check_range("main_gpu", self.main_gpu, 0, 63)
-        if self.tensor_split is not None and not (
-            any(self.tensor_split) and all(share >= 0 for share in self.tensor_split)
-        ):
+        check_range("n_ctx", self.n_ctx, 2, 1 << 24)
+        check_range("n_batch", self.n_batch, 2, 1 << 16)
+        check_range("n_ubatch", self.n_ubatch, 2, 1 << 16)
+        check_range("n_threads", self.n_threads, 1, 512)
+        check_range("n_gpu_layers", self.n_gpu_layers, -1, 1 << 16)
+        check_range("main_gpu", self.main_gpu, 0, 63)
+        if self.tensor_split is not None and not _are_shares(self.tensor_split):
             raise InvalidInputError("tensor_split must be shares >= 0, not all of them 0")
         if self.flash_attn not in get_args(FlashAttention):
             raise InvalidInputError(f"flash_attn must be one of {get_args(FlashAttention)}")
@@ -81,10 +80,18 @@ class Settings:
             )
 
 
-def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+def check_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Raise InvalidInputError unless `value` is None or a whole number within the limits."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInputError(
             f"{name} must be a whole number from {low} to {high}, not {value!r}"
         )
+
+
+def _are_shares(values: tuple[float, ...]) -> bool:
+    try:
+        return any(values) and all(0 <= value < math.inf for value in values)
+    except TypeError:
+        return False

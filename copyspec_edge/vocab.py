@@ -96,7 +96,8 @@ class Vocab:
 
     def text(self, tokens: Sequence[int] | Tokens) -> str:
         """Text of a token sequence without its control tokens."""
-        return b"".join(map(self.piece, map(int, tokens))).decode("utf-8", "replace")
+        with self._weights.in_use():
+            return b"".join(map(self.piece, map(int, tokens))).decode("utf-8", "replace")
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
@@ -119,15 +120,16 @@ class Vocab:
             raise InvalidInputError(f"the text is not valid Unicode: {error}") from error
         size = len(raw) + 2
         ids = np.empty(size, np.int32)
-        count = llama_cpp.llama_tokenize(
-            self.native,
-            raw,
-            len(raw),
-            ids.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
-            size,
-            add_special,
-            parse_special,
-        )
+        with self._weights.in_use():
+            count = llama_cpp.llama_tokenize(
+                self.native,
+                raw,
+                len(raw),
+                ids.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+                size,
+                add_special,
+                parse_special,
+            )
         if count < 0:
             raise EngineError(f"llama.cpp could not tokenize a text of {len(raw)} bytes")
         first = int(add_special and self._begins_twice(ids[:count]))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 import llama_cpp
 
 from copyspec_edge import machine, native_log
-from copyspec_edge.errors import InvalidInputError, ModelLoadError, SessionClosedError
+from copyspec_edge.errors import (
+    InvalidInputError,
+    ModelLoadError,
+    SessionBusyError,
+    SessionClosedError,
+)
 from copyspec_edge.recurrent_state import State, probe_state
 from copyspec_edge.settings import Settings
 
@@ -52,6 +60,8 @@ class Weights:
         self._n_threads = settings.n_threads or machine.physical_cores()
         self.use_extra_bufts = use_extra_bufts
         self._pointer = pointer
+        self._lock = threading.Lock()
+        self._n_users = 0
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, pointer)
         _refuse_unsupported(self)
 
@@ -66,9 +76,32 @@ class Weights:
             raise SessionClosedError("this model was closed; load it again")
         return self._pointer
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let nobody free them meanwhile.
+
+        Raises:
+            SessionClosedError: they were freed.
+        """
+        with self._lock:
+            self.pointer  # noqa: B018 - raises if they were freed
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_users -= 1
+
     def close(self) -> None:
-        """Free the weights. No context may be using them any more. Idempotent."""
-        self._free()
+        """Free the weights. No context may be using them any more. Idempotent.
+
+        Raises:
+            SessionBusyError: another thread is using them.
+        """
+        with self._lock:
+            if self._n_users:
+                raise SessionBusyError("another thread is using this model; close it afterwards")
+            self._free()
 
     def meta(self, key: str) -> str | None:
         """A metadata value of the file as text, or None."""

@@ -174,6 +174,8 @@ def test_draws_stay_within_the_grammar_and_reach_all_of_it(vocab: Vocab) -> None
         'root ::= root "a"',
         "root ::= other",
         'root ::= "a"\0',
+        "root ::= # c\r" + "(" * 20_000 + '"a"' + ")" * 20_000,
+        "root ::= " + " ".join(['"a"{0,2000}'] * 3000),
         'root ::= "\ud800"',
         "root ::= " + "(" * 200_000 + '"a"' + ")" * 200_000,
         "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(99_999)) + 'r99999 ::= "a"',
@@ -201,24 +203,6 @@ def test_parentheses_in_strings_classes_and_comments_do_not_count(vocab: Vocab) 
     many = "(" * 2_000
     grammar = Grammar(f'root ::= "{many}" | "\\"{many}" | [{many}\\]] # {many}', vocab)
     assert grammar.allows(int(vocab.tokenize("(")[0]))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *("{", "[]", "3"),
-        {"type": "no such type"},
-        {"$ref": "#/nowhere"},
-        {"$ref": "http://a.b/c"},
-        {"type": "string", "maxLength": 2**31 - 1},
-        {"properties": {"a": {"anyOf": [{"type": "array", "items": {}, "minItems": 10**8}]}}},
-        {"type": "string", "pattern": "^(a{100000000}){3}$"},
-    ],
-    ids=str,
-)
-def test_schemas_that_cannot_be_used_are_refused(vocab: Vocab, bad: Any) -> None:
-    with pytest.raises(InvalidInputError, match="JSON Schema"):
-        make_sampler(replace(GREEDY, json_schema=bad), vocab, NONE, 64)
 
 
 def test_a_grammar_that_nothing_can_follow_ends_the_answer_with_an_error(

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -497,3 +500,51 @@ def test_special_text_is_found_in_longer_words(real_vocab: Vocab) -> None:
     assert real_vocab.special_text is not None
     assert re.search(real_vocab.special_text, "x<|im_start|>y")
     assert not re.search(real_vocab.special_text, "<|im_start|")
+
+
+@pytest.mark.real
+def test_a_model_is_not_freed_under_a_thread_that_uses_it(smollm2_path: Path) -> None:
+    model = Model.load(smollm2_path, Settings(n_threads=1, calibrate=False, n_ctx=64))
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            while True:
+                model.session().close()
+                model.tokenize("The cat sat on the mat. " * 2000)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    time.sleep(0.3)
+    while True:
+        try:
+            model.close()
+            break
+        except SessionBusyError:
+            time.sleep(0.01)
+    thread.join(60)
+    assert [type(error) for error in errors] == [SessionClosedError]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("prompt", [None, 5, np.array(5), b"abc", [], np.empty(0, np.int32), [[1]]])
+def test_prompts_that_are_neither_text_nor_ids_are_refused(smollm2: Model, prompt: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        smollm2.complete(prompt)
+    with smollm2.session() as session, pytest.raises(InvalidInputError):
+        session.send(prompt)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("min_rows", [0, -1, 65, "2", True])
+def test_rows_that_cannot_be_decoded_at_once_are_refused(smollm2: Model, min_rows: Any) -> None:
+    with pytest.raises(InvalidInputError, match="min_rows"):
+        smollm2.session(min_rows=min_rows)
+
+
+@pytest.mark.parametrize("shares", [("a",), (0.0, 0.0), (-1.0,), (float("inf"),), 3])
+def test_shares_that_are_none_are_refused(shares: Any) -> None:
+    with pytest.raises(InvalidInputError, match="tensor_split"):
+        Settings(tensor_split=shares)

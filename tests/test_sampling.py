@@ -64,6 +64,8 @@ def verify_all(
         {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"temperature": "1"},
+        {"temperature": 10**400},
+        {"temperature": 1e39},
         {"temperature": True},
         {"temperature": None},
         {"top_k": -1},
@@ -317,3 +319,23 @@ def test_rows_beyond_the_draft_are_not_looked_at() -> None:
     rows[2] = np.nan
     best = int(rows[0].argmax())
     assert len(verify(as_tokens([best]), rows, GreedySampler(), ())) == 2
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(5),
+        logit_bias={np.int32(3): np.float64(1.5)},
+    )
+    assert (type(params.temperature), type(params.top_k)) == (float, int)
+    assert params.logit_bias == {3: 1.5}
+
+
+@pytest.mark.parametrize("bias", [{5: 1e39}, {5: 10**400}, {-1: 0.0}, {True: 0.0}, {5: "1"}, [5]])
+def test_biases_that_are_no_numbers_to_llama_cpp_are_refused(bias: Any) -> None:
+    with pytest.raises(InvalidInputError, match="logit_bias must map"):
+        SamplingParams(logit_bias=bias)
+
+
+def test_a_bias_below_all_numbers_bans() -> None:
+    assert SamplingParams(logit_bias={5: -1e39}).logit_bias == {5: -float("inf")}

@@ -155,6 +155,12 @@ def test_breakers_llama_cpp_would_cut_are_refused(smollm2: Model, breaker: str) 
         make_sampler(params, smollm2._vocab, as_tokens([]), 64)
 
 
+def test_more_breakers_than_can_be_looked_for_are_refused(smollm2: Model) -> None:
+    params = replace(GREEDY, dry_multiplier=1.0, dry_sequence_breakers=tuple(map(str, range(65))))
+    with pytest.raises(InvalidInputError, match="64 DRY sequence breakers"):
+        make_sampler(params, smollm2._vocab, as_tokens([]), 64)
+
+
 def test_what_looks_back_is_not_greedy_at_temperature_0() -> None:
     assert is_greedy(GREEDY)
     assert is_greedy(replace(GREEDY, mirostat=2, top_k=1, dynatemp_range=1.0))

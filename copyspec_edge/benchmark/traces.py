@@ -129,7 +129,7 @@ def read_lines(path: Path, parse: Callable[[str], Trace]) -> list[Trace]:
         InvalidInputError: the file cannot be read, or `parse` raises a ValueError.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"cannot read {path}: {error}") from error
     traces = []
