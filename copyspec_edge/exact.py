@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from copyspec_edge.certificate import fitting
 from copyspec_edge.decoder import EngineLike
-from copyspec_edge.errors import EngineError
 from copyspec_edge.history import Tokens
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512)
@@ -135,12 +134,12 @@ class _Probe:
         seconds = 0.0
         while self._least in self._alive:
             self._engine.truncate(0)
-            self._read_to(start, mixed=True)
-            began = time.perf_counter()
-            self._read_reference(start, end)
-            seconds = (time.perf_counter() - began) * self._least / (end - start)
-            self._engine.truncate(0)
             try:
+                self._read_to(start, mixed=True)
+                began = time.perf_counter()
+                self._read_reference(start, end)
+                seconds = (time.perf_counter() - began) * self._least / (end - start)
+                self._engine.truncate(0)
                 self._walk(start, end, wanted)
             except _SpoiledError:
                 continue
@@ -157,7 +156,11 @@ class _Probe:
         return self._engine.eval(self._tokens[first : first + self._least], rows=self._least)
 
     def _read_to(self, position: int, *, mixed: bool) -> None:
-        """Read or forget up to a position, in batches of any counts or of the greatest."""
+        """Read or forget up to a position, in batches of any counts or of the greatest.
+
+        Raises:
+            _SpoiledError: there is no way to get there.
+        """
         self._engine.truncate(position)
         sizes = [self._least]
         has_restarted = False
@@ -169,7 +172,8 @@ class _Probe:
             self._engine.truncate(position)
             if self._engine.n_past <= past:
                 if has_restarted:
-                    raise EngineError("the state of this model cannot be cut behind every token")
+                    self._drop(self._least, f"no batches end behind {position} tokens")
+                    raise _SpoiledError
                 has_restarted = True
                 self._engine.truncate(0)
         if len(sizes) > 1:
@@ -231,14 +235,15 @@ class _Probe:
             rows = self._read_least(first)
         again = rows[at - first]
         if _digest(again) == self._digests[at]:
-            what = f"{count} rows differ by {np.abs(row - again).max():.3g} behind {at} tokens"
-            self._excluded.append(what)
-            self._alive.discard(count)
+            largest = np.abs(row - again).max()
+            self._drop(count, f"{count} rows differ by {largest:.3g} behind {at} tokens")
         else:
-            what = f"{self._before} rows change what follows them behind {at} tokens"
-            self._excluded.append(what)
-            self._alive.discard(self._before)
+            self._drop(self._before, f"{self._before} rows change what is behind {at} tokens")
             raise _SpoiledError
+
+    def _drop(self, count: int, seen: str) -> None:
+        self._alive.discard(count)
+        self._excluded.append(seen)
 
 
 def _digest(row: _Rows) -> bytes:

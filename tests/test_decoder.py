@@ -19,7 +19,7 @@ from copyspec_edge.cost import CPU_CURVE, CostCurve
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
-from copyspec_edge.history import History, as_tokens
+from copyspec_edge.history import History, Tokens, as_tokens
 from copyspec_edge.sampling import Sampler, make_sampler
 from copyspec_edge.sampling_params import SamplingParams
 from copyspec_edge.stats import Step
@@ -421,3 +421,26 @@ def test_cases_cover_what_they_are_meant_to() -> None:
 
     count()
     assert min(seen.values()) > 10
+
+
+@few
+@given(st.integers(1, 40), st.integers(1, 3), st.sampled_from(KINDS), st.integers(0, 1000))
+def test_every_forward_pass_has_the_least_rows(
+    n_prompt: int, min_rows: int, kind: Kind, seed: int
+) -> None:
+    prompt = np.random.default_rng(seed).integers(0, 8, n_prompt).tolist()
+    case = Case(TinyLanguage(8, seed=seed), prompt, frozenset({7}), min_rows=min_rows)
+    run = Run(case, case.scripted(kind))
+    asked: list[tuple[int, int]] = []
+    plain_eval = run.engine.eval
+
+    def recording_eval(tokens: Tokens, *, rows: int) -> Any:
+        asked.append((len(tokens), rows))
+        return plain_eval(tokens, rows=rows)
+
+    run.engine.eval = recording_eval  # type: ignore[method-assign]
+    run.finish()
+    assert run.generated == case.plain.generated
+    # In the last place of a context there is room for two rows only.
+    assert all(min(n_tokens, rows) >= min(min_rows, 2) for n_tokens, rows in asked)
+    assert all(rows >= min_rows for _, rows in asked[:-1])

@@ -122,7 +122,7 @@ def test_a_prompt_batch_that_differs_deep_in_the_context_only_is_out() -> None:
 def test_a_count_that_spoils_only_what_comes_after_it_is_the_one_to_go() -> None:
     finding = find(lambda n, index, position: n in (5, 20), at_once=False)
     assert set(ROWS[1:]) - set(finding.rows) == {5, 20}
-    assert all("change what follows" in seen for seen in finding.excluded)
+    assert all("change what is behind" in seen for seen in finding.excluded)
 
 
 def test_odd_batches_that_differ_leave_no_way_to_read_any_prompt() -> None:
@@ -181,6 +181,12 @@ def test_a_model_that_can_copy_is_not_exact_with_one_row_alone() -> None:
 def test_a_memory_that_cannot_be_cut_is_read_anew() -> None:
     finding = find(lambda n, index, position: n >= 48, can_truncate=False, n_ctx=200)
     assert finding.rows == tuple(n for n in ROWS[1:] if n < 48)
+
+
+def test_a_memory_that_cannot_be_cut_nor_reached_again_ends_the_probe() -> None:
+    finding = find(lambda n, index, position: n % 2 == 1, can_truncate=False, n_ctx=200)
+    assert finding.width == 0
+    assert finding.excluded
 
 
 @pytest.mark.parametrize("n_ctx", [2, 3, 4, 5, 17, 64, 65, 66, 130, 641, 800])

@@ -1,0 +1,199 @@
+"""Is exact=True exact over long conversations, and what does it cost?
+
+Recorded answers (scripted edits of Python's own sources) are decoded as conversations of several
+turns, from 16 tokens of context up to its end. All logits rows are compared between decoding
+without copying and with it; every second conversation has forced drafts that are often wrong. The
+speed is taken apart from that: exact and default settings, without and with copying, in turns.
+Run: python -m bench.exactness MODEL...
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+
+from copyspec_edge import Model, Session, Settings, Step
+from copyspec_edge.benchmark.built_in import built_in
+from copyspec_edge.benchmark.live import RecordedSampler
+from copyspec_edge.benchmark.traces import TokenTrace, tokenized
+from copyspec_edge.cost import Costs
+from copyspec_edge.decoder import decode
+from copyspec_edge.drafter import Drafter, NoDrafter
+from copyspec_edge.history import History, Tokens
+from copyspec_edge.sampling import Sampler
+from copyspec_edge.selector import Row
+from copyspec_edge.verification import ForcedDrafter
+
+_FIRST_PROMPT = 16
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Tokens that are read, and tokens that are said; the last of them ends the answer."""
+
+    prompt: Tokens
+    answer: Tokens
+
+
+class DigestingSampler(RecordedSampler):
+    """Says what was recorded and keeps a digest of every row."""
+
+    def __init__(self, tokens: Tokens, digests: list[bytes]) -> None:
+        super().__init__(tokens)
+        self._digests = digests
+
+    def choose(self, row: Row) -> int:
+        """The next recorded token."""
+        self._digests.append(hashlib.blake2b(row.tobytes(), digest_size=16).digest())
+        return super().choose(row)
+
+
+def conversations(
+    traces: Iterable[TokenTrace], *, n_ctx: int, n_tokens: int, end: int
+) -> Iterator[list[Turn]]:
+    """Conversations that nearly fill the context, until they have `n_tokens` of answers."""
+    said, used, turns = 0, 0, list[Turn]()
+    for trace in cycle(traces):
+        answer = np.append(trace.output, np.int32(end))
+        prompt = trace.prompt if turns else trace.prompt[-_FIRST_PROMPT:]
+        if used + len(prompt) + len(answer) >= n_ctx:
+            yield turns
+            used, turns = 0, []
+            if said >= n_tokens:
+                return
+            prompt = trace.prompt[-_FIRST_PROMPT:]
+        turns.append(Turn(prompt, answer))
+        used += len(prompt) + len(answer)
+        said += len(answer)
+
+
+def run(
+    session: Session,
+    turns: list[Turn],
+    drafter: Drafter,
+    cost: Costs,
+    sampler: Callable[[Tokens], Sampler],
+) -> list[Step]:
+    """Decode a conversation from its beginning; what is in the cache stays there between turns."""
+    history = History(session.n_ctx)
+    session.engine.truncate(0)
+    drafter.reset()
+    steps: list[Step] = []
+    for turn in turns:
+        history.extend(turn.prompt)
+        steps += decode(
+            session.engine,
+            history,
+            drafter=drafter,
+            sampler=sampler(turn.answer),
+            cost=cost,
+            eog={int(turn.answer[-1])},
+            max_tokens=session.n_ctx,
+            min_rows=session.min_rows,
+        )
+    return steps
+
+
+def digests(
+    session: Session, turns: list[Turn], drafter: Drafter
+) -> tuple[list[bytes], list[Step]]:
+    """A digest of each row that a token was chosen from, and the steps."""
+    rows: list[bytes] = []
+    steps = run(session, turns, drafter, session.cost, lambda said: DigestingSampler(said, rows))
+    return rows, steps
+
+
+def compare(session: Session, talks: list[list[Turn]]) -> dict[str, object]:
+    """Compare the rows of all conversations without copying and with it."""
+    compared = differing = drafted = accepted = 0
+    for index, turns in enumerate(talks):
+        drafter = session.drafter
+        if index % 2:
+            known = np.concatenate([part for turn in turns for part in (turn.prompt, turn.answer)])
+            drafter = ForcedDrafter(known, session.engine.n_vocab, seed=index)
+        plain, _ = digests(session, turns, NoDrafter())
+        other, steps = digests(session, turns, drafter)
+        compared += len(plain)
+        differing += sum(a != b for a, b in zip(plain, other, strict=True))
+        drafted += sum(step.drafted for step in steps)
+        accepted += sum(step.accepted for step in steps)
+    return {
+        "rows_compared": compared,
+        "rows_differing": differing,
+        "drafted": drafted,
+        "accepted": accepted,
+        "longest_context": max(sum(len(t.prompt) + len(t.answer) for t in talk) for talk in talks),
+    }
+
+
+def speeds(sessions: dict[str, Session], talks: list[list[Turn]]) -> dict[str, float]:
+    """Tokens per second behind the prompts, of each session without and with copying, in turns."""
+    seconds: dict[str, float] = {}
+    tokens: dict[str, int] = {}
+    names = [(name, copies) for name in sessions for copies in (False, True)]
+    for index, turns in enumerate(talks):
+        for turn in range(len(names)):
+            name, copies = names[(turn + index) % len(names)]
+            session = sessions[name]
+            drafter = session.drafter if copies else NoDrafter()
+            steps = run(session, turns, drafter, session.cost, RecordedSampler)
+            later = [step for step in steps if step.evaluated == 1]
+            key = f"{name}, {'copying' if copies else 'plain'}"
+            seconds[key] = seconds.get(key, 0.0) + sum(step.seconds for step in later)
+            tokens[key] = tokens.get(key, 0) + sum(len(step.tokens) for step in later)
+    return {key: tokens[key] / seconds[key] for key in seconds}
+
+
+def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
+    """Everything about one model."""
+    started = time.perf_counter()
+    settings = Settings(n_ctx=arguments.ctx, n_threads=arguments.threads)
+    exact = Settings(n_ctx=arguments.ctx, n_threads=arguments.threads, exact=True)
+    with Model.load(path, exact) as model, Model.load(path, settings) as default:
+        loading = time.perf_counter() - started
+        end = min(model.eog_tokens, default=0)
+        traces = tokenized(built_in(6), model, arguments.ctx // 2)
+        n_ctx = arguments.ctx
+        if not traces:
+            raise SystemExit(f"no recorded answer fits into a context of {n_ctx}")
+
+        def talks(n_tokens: int) -> list[list[Turn]]:
+            return list(conversations(traces, n_ctx=n_ctx, n_tokens=n_tokens, end=end))
+
+        with model.session() as session, default.session() as other:
+            found = compare(session, talks(arguments.tokens))
+            rates = speeds({"exact": session, "default": other}, talks(arguments.speed_tokens))
+        certificate = model.certificate
+        return {
+            "model": path.name,
+            "description": model.description,
+            "loading_seconds": loading,
+            "certificate": certificate.as_dict() if certificate else None,
+            **found,
+            "tokens_per_second": rates,
+        }
+
+
+def main() -> None:
+    """Parse the command line and print one JSON line a model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--ctx", type=int, default=3072)
+    parser.add_argument("--tokens", type=int, default=5000, help="rows to compare; default: 5000")
+    parser.add_argument("--speed-tokens", type=int, default=2000)
+    arguments = parser.parse_args()
+    for path in arguments.models:
+        print(json.dumps(measure(path, arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
