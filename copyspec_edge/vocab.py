@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 
 import llama_cpp
 import numpy as np
@@ -110,7 +111,8 @@ class Vocab:
             parse_special: read the names of special tokens as these tokens. Not for users' text.
 
         Raises:
-            InvalidInputError: the text is not valid Unicode, or the model has no tokenizer.
+            InvalidInputError: the text is not valid Unicode, or the model has no tokenizer or one
+                that cannot spell it.
         """
         if not self.exists:
             raise InvalidInputError("this model file has no tokenizer; pass token ids instead")
@@ -118,6 +120,9 @@ class Vocab:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidInputError(f"the text is not valid Unicode: {error}") from error
+        unspelled = self._unspelled(text, parse_special=parse_special)
+        if unspelled:
+            raise InvalidInputError(f"this model's tokenizer has no token for {unspelled!r}")
         size = len(raw) + 2
         ids = np.empty(size, np.int32)
         with self._weights.in_use():
@@ -136,6 +141,28 @@ class Vocab:
         tokens: Tokens = ids[first:count].copy()
         return tokens
 
+    @cached_property
+    def _only_pieces(self) -> frozenset[bytes] | None:
+        """What a SentencePiece tokenizer without all 256 bytes can spell; else None."""
+        if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_SPM:
+            return None
+        attributes, pointer = llama_cpp.llama_vocab_get_attr, self.native
+        is_byte = (
+            attributes(pointer, t) & llama_cpp.LLAMA_TOKEN_ATTR_BYTE for t in range(self.n_tokens)
+        )
+        has_all = len(list(islice(filter(None, is_byte), 256))) == 256
+        return None if has_all else frozenset(self._all_pieces())
+
+    def _unspelled(self, text: str, *, parse_special: bool) -> str:
+        """The characters that no token spells: at these llama.cpp would end the process."""
+        pieces = self._only_pieces
+        if pieces is None:
+            return ""
+        if parse_special and self.special_text:
+            text = self.special_text.sub("", text)
+        bytewise = {c for c in set(text) if {bytes([byte]) for byte in c.encode()} <= pieces}
+        return "".join(sorted(c for c in set(text) - bytewise if c.encode() not in pieces))
+
     def _begins_twice(self, ids: Tokens) -> bool:
         """Whether a beginning-of-sequence token was put in front of one that the text has."""
         bos = llama_cpp.llama_vocab_bos(self.native)
@@ -145,6 +172,8 @@ class Vocab:
     def tokenize_after(self, text: str, *, parse_special: bool = False) -> Tokens:
         """Token ids of `text` as it stands behind other text, without a space put in front."""
         for anchor in _ANCHORS:
+            if self._unspelled(anchor, parse_special=False):
+                continue
             prefix = self.tokenize(anchor)
             ids = self.tokenize(anchor + text, parse_special=parse_special)
             if np.array_equal(ids[: len(prefix)], prefix):

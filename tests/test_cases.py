@@ -14,8 +14,9 @@ from fake_engine import FakeEngine, RecitingLanguage
 from fake_vocab import END, PIECES, fake_vocab, ids
 from oracle import Said, said
 from scripted_drafter import FLAT, KINDS, Kind, ScriptedDrafter
+from tiny_gguf import write_spelling_model
 
-from copyspec_edge import Model, SamplingParams, Session, Settings
+from copyspec_edge import InvalidInputError, Model, SamplingParams, Session, Settings
 from copyspec_edge.answer import Answer
 from copyspec_edge.drafter import Draft
 from copyspec_edge.engine import Engine
@@ -395,3 +396,19 @@ def test_in_exact_mode_cold_and_prefix_hit_runs_agree_to_the_last_bit(spelling_p
             warm = session.complete(prompt, params=params)
             assert warm.stats.cached_tokens == min(warm_to, len(prompt) - 1)
             assert said(warm) == said(cold)
+
+
+def test_a_tokenizer_that_cannot_spell_a_text_says_so(tiny_path: Path, tmp_path: Path) -> None:
+    """llama.cpp ends the process there."""
+    path = tmp_path / "no-bytes.gguf"
+    write_spelling_model(tiny_path, path, has_bytes=False)
+    with Model.load(path, Settings(n_threads=1, calibrate=False, n_ctx=128)) as model:
+        assert model.detokenize(model.tokenize("ab 한 cd")) == " ab 한 cd"
+        for text in ("ü", "ab\n", "<s>"):
+            with pytest.raises(InvalidInputError, match="no token for"):
+                model.tokenize(text)
+        with model.session() as session:
+            assert session.send("ab cd", params=replace(GREEDY, max_tokens=4)).token_ids
+            assert session.send("cd", params=replace(GREEDY, max_tokens=4)).token_ids
+            with pytest.raises(InvalidInputError, match="'ü'"):
+                session.send("ü", params=GREEDY)

@@ -66,17 +66,23 @@ def write_vocabulary_only(path: Path) -> None:
     _finish(writer)
 
 
-def write_spelling_model(source: Path, path: Path) -> None:
-    """The tiny model in `source` with a SentencePiece tokenizer, all bytes, and a chat template."""
+def write_spelling_model(source: Path, path: Path, *, has_bytes: bool = True) -> None:
+    """The tiny model in `source` with a SentencePiece tokenizer and a chat template.
+
+    Args:
+        has_bytes: whether there are tokens for all bytes, as there should be.
+    """
     reader = gguf.GGUFReader(str(source))
     writer = gguf.GGUFWriter(str(path), "llama")
     _copy_metadata(reader, writer, ("tokenizer.", "llama.vocab_size"))
-    pieces = [*SPELLING_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *_SPELLING_WORDS]
+    byte = "<0x{:02X}>" if has_bytes else "<no {}>"
+    pieces = [*SPELLING_SPECIAL, *map(byte.format, range(256)), *_SPELLING_WORDS]
     n_special, n_words = len(SPELLING_SPECIAL), len(_SPELLING_WORDS)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(pieces)
     writer.add_token_scores([float(-n) for n in range(len(pieces))])
-    writer.add_token_types([2, *[3] * (n_special - 1), *[6] * 256, *[1] * n_words])
+    byte_type = 6 if has_bytes else 1
+    writer.add_token_types([2, *[3] * (n_special - 1), *[byte_type] * 256, *[1] * n_words])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(_SPELLING_TEMPLATE)
