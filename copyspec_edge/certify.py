@@ -122,7 +122,10 @@ def _search(
     for use_extra_bufts in dict.fromkeys(options):
         settings = replace(settings, use_extra_bufts=use_extra_bufts)
         weights = _loaded(weights, settings, use_extra_bufts)
-        for flash_attn, min_rows in product(_flash_options(weights, settings), (1, 2)):
+        # Repacked weights: one row and more round by different rules, which differ in ties only,
+        # too seldom for a probe.
+        least = (2,) if use_extra_bufts else (1, 2)
+        for flash_attn, min_rows in product(_flash_options(weights, settings), least):
             wanted = replace(settings, flash_attn=flash_attn)
             candidate = _try(weights, wanted, min_rows, n_ctx, thorough=False)
             if candidate.finding.width >= _ENOUGH:
