@@ -92,9 +92,10 @@ class Grammar:
 
     def _own(self, native: object) -> None:
         if not native:
-            # Where it goes wrong llama.cpp prints to the C library's stderr.
             reason = native_log.last_problems() or "no reason given"
-            raise InvalidInputError(f"llama.cpp cannot use this grammar: {reason}")
+            raise InvalidInputError(
+                f"llama.cpp cannot use this grammar: {reason} (it prints where to stderr)"
+            )
         self._native = native
         self._free = weakref.finalize(self, llama_cpp.llama_sampler_free, native)
         self._one = Candidates(1)

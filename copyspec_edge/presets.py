@@ -48,6 +48,12 @@ def load_presets() -> dict[str, Preset]:
     }
 
 
+def gpu_presets() -> list[str]:
+    """Names of the presets for the GPUs that this system can have."""
+    is_mac = sys.platform == "darwin"
+    return [n for n in load_presets() if not n.startswith("cpu") and (n == "metal") == is_mac]
+
+
 def rebuild_command(name: str = "cpu") -> str:
     """The command that rebuilds llama.cpp for this machine."""
     x86_64 = platform.machine().lower() in ("x86_64", "amd64")

@@ -15,9 +15,10 @@ from copyspec_edge.certificate import Certificate
 from copyspec_edge.cli.options import add_exact_option, add_model_options, load_model
 from copyspec_edge.errors import CopySpecError, ExactnessError, InvalidInputError
 from copyspec_edge.native_check import Outcome, probe
-from copyspec_edge.presets import load_presets, rebuild_command
+from copyspec_edge.presets import gpu_presets, rebuild_command
 from copyspec_edge.sampling_params import SamplingParams
 
+_TEXT = "One two three one two three"
 _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
 
 
@@ -66,7 +67,7 @@ def _check_build() -> bool:
     outcome = probe(extra_bufts=True)
     _line("decodes", _verdict(outcome))
     if outcome.status == "works":
-        _print_gpu_advice()
+        _print_advice()
         return True
     fallback = probe(extra_bufts=False)
     _line("without repacking", _verdict(fallback))
@@ -78,12 +79,14 @@ def _check_build() -> bool:
     return fallback.status == "works"
 
 
-def _print_gpu_advice() -> None:
-    if not llama_cpp.llama_supports_gpu_offload():
-        _line("for a GPU", "rebuild llama.cpp:")
-        for name in load_presets():
-            if not name.startswith("cpu"):
-                print(f"  {name}: {rebuild_command(name)}")
+def _print_advice() -> None:
+    if llama_cpp.llama_supports_gpu_offload():
+        return
+    _line("for this CPU", "this build is the fastest, if you have not made it yet:")
+    print(f"  {rebuild_command()}")
+    _line("for a GPU", "if there is one:")
+    for name in gpu_presets():
+        print(f"  {name}: {rebuild_command(name)}")
 
 
 def _check_model(arguments: argparse.Namespace) -> bool:
@@ -92,9 +95,10 @@ def _check_model(arguments: argparse.Namespace) -> bool:
             _line("model", f"{model.path}: {model.description}")
             _line("context", f"{model.n_ctx} tokens")
             _line("chat", "has a template" if model.can_chat else "no template: completes only")
-            params = SamplingParams(temperature=0, max_tokens=8)
-            reply = model.complete(model.tokenize("One two three one two three"), params=params)
-            _line("says", repr(reply.text))
+            reply = model.complete(
+                model.tokenize(_TEXT), params=SamplingParams(temperature=0, max_tokens=8)
+            )
+            _line("continues", f"{_TEXT!r} with {reply.text!r}")
             if model.certificate:
                 _print_certificate(model.certificate)
     except CopySpecError as error:

@@ -95,10 +95,12 @@ def _ask(session: Session, prompt: str, params: SamplingParams, *, chats: bool) 
 
 
 def _as_dict(reply: Reply) -> dict[str, object]:
-    return {
+    facts: dict[str, object] = {
         "text": reply.text,
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "stats": reply.stats.as_dict(),
-        "logprobs": [asdict(logprob) for logprob in reply.logprobs],
     }
+    if reply.logprobs:
+        facts["logprobs"] = [asdict(logprob) for logprob in reply.logprobs]
+    return facts

@@ -34,7 +34,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
         help="registry name or .gguf file",
     )
     parser.add_argument("--ctx", type=int, metavar="N", help="context length in tokens")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: physical cores")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="default: as many cores as are fastest"
+    )
     parser.add_argument(
         "--gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; default: all"
     )
