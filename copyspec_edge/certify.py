@@ -114,8 +114,8 @@ def _search(
 ) -> tuple[Weights, Certificate]:
     """Take the first candidate that has enough rows, else the one with the most."""
     _logger.info(
-        "finding settings under which copying changes no bit (once; about a minute for a small "
-        "model): %s",
+        "finding settings under which copying changes no bit (once; one to ten minutes for a small "
+        "model, longer on a busy machine): %s",
         weights.path.name,
     )
     screened: list[_Candidate] = []
@@ -166,6 +166,13 @@ def _flash_options(weights: Weights, settings: Settings) -> tuple[FlashAttention
 def _try(
     weights: Weights, settings: Settings, min_rows: int, n_ctx: int, *, thorough: bool
 ) -> _Candidate:
+    _logger.info(
+        "%s: %s weights, flash attention %s, at least %d rows",
+        "comparing in full" if thorough else "trying",
+        "repacked" if settings.use_extra_bufts else "plain",
+        settings.flash_attn,
+        min_rows,
+    )
     try:
         with closing(Engine(weights, settings, n_ctx=n_ctx)) as engine:
             # Any ids, but always the same. They must vary, since equal tokens hide differences.

@@ -36,7 +36,7 @@ class Settings:
             costs are the start.
         exact: with copying on, tokens and logits are bit for bit those with copying off. The
             settings under which they are, of those left open here, are found by a probe when a
-            model is first loaded, about a minute for a small one, and remembered; without any,
+            model is first loaded, a minute or more for a small one, and remembered; without any,
             loading raises ExactnessError. Threads are not given up on a busy machine then.
 
     Raises:
