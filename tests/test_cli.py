@@ -451,6 +451,8 @@ def test_chat_goes_on_after_a_line_that_is_not_utf8() -> None:
 def test_ctrl_c_at_the_prompt_of_a_chat_asks_again() -> None:
     with started("chat", *GREEDY, "--max-tokens", "8", stdin=True) as process:
         read_until(stream(process.stderr), b"\n> ")
+        # Python sees no signal between its last look for one and the read that then blocks.
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         read_until(stream(process.stderr), b"> ")
         stream(process.stdin).write(FOX.encode() + b"\n/quit\n")
@@ -491,8 +493,8 @@ def test_chat_on_a_terminal_takes_lines_ctrl_c_and_ctrl_d() -> None:
         os.write(terminal, b"\x03")
         _expect(terminal, "[cancelled]")
         _expect(terminal, "> ")
-        os.write(terminal, b"half a line\x03")
-        _expect(terminal, "> ")
+        os.write(terminal, b"half a line")
+        _expect(terminal, "> ", press=b"\x03")
         assert _end_input(terminal, child) == 0
         child = 0
     finally:
@@ -514,13 +516,21 @@ def _end_input(terminal: int, child: int) -> int | None:
     return None
 
 
-def _expect(terminal: int, wanted: str) -> None:
-    """Read what the terminal shows up to and including `wanted`."""
+def _expect(terminal: int, wanted: str, *, press: bytes = b"") -> None:
+    """Read what the terminal shows up to and including `wanted`.
+
+    Args:
+        press: keys to press meanwhile; those that come before the line editor may be lost.
+    """
     seen = bytearray()
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not seen.replace(b"\r", b"").endswith(wanted.encode()):
-        ready, _, _ = select.select([terminal], [], [], PATIENCE_SECONDS)
-        assert ready, f"no {wanted!r} in {seen!r}"
-        seen += os.read(terminal, 1)
+        assert time.monotonic() < deadline, f"no {wanted!r} in {seen!r}"
+        os.write(terminal, press)
+        while select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 1)
+            if seen.replace(b"\r", b"").endswith(wanted.encode()):
+                break
 
 
 def test_doctor_says_what_is_installed_and_that_it_decodes(cli: RunPython) -> None:
@@ -535,7 +545,7 @@ def test_doctor_checks_a_model(cli: RunPython) -> None:
     done = cli("doctor", "-m", "smollm2-135m", env={"OMP_WAIT_POLICY": "passive"})
     assert done.returncode == 0, done.stdout
     assert "has a template" in done.stdout
-    assert "says:" in done.stdout
+    assert "continues:" in done.stdout
 
 
 def test_doctor_fails_where_the_model_does_not_work(call: RunPython, tmp_path: Path) -> None:
