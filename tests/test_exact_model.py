@@ -244,7 +244,8 @@ def test_without_such_settings_loading_says_why_and_remembers_it(
         with pytest.raises(ExactnessError, match=r"flash attention off.*by 0\.5 behind 17 tokens"):
             load(tiny_path)
     assert len(certificates(tmp_path)) == 1
-    assert len(probes) == (8 if choose_extra_bufts() else 4)
+    # Of repacked weights single rows are not tried.
+    assert len(probes) == (6 if choose_extra_bufts() else 4)
 
 
 def run_cli(cli: RunPython, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
