@@ -85,6 +85,9 @@ CPU_CURVE = CostCurve(
 # A GPU reads the weights once for all rows; what grows is the launch of other kernels.
 GPU_CURVE = CostCurve(SHAPES, (1.0, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2.1, 2.4))
 
+# All rows cost the same, so that every draft is sent whole.
+FREE_ROWS = CostCurve((1, 64), (1.0, 1.0))
+
 
 class CostModel:
     """A cost curve that follows the machine: its clock, the depth of the context, other load.

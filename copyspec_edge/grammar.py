@@ -46,7 +46,6 @@ class Grammar:
         native_log.clear_problems()
         self._own(llama_cpp.llama_sampler_init_grammar(vocab.native, _checked(text), b"root"))
         self._vocab = vocab
-        self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
         self._candidates = Candidates(vocab.n_tokens)
 
     def allows(self, token: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from copyspec_edge.certificate import CertifiedCosts
-from copyspec_edge.cost import CostCurve, Costs
+from copyspec_edge.cost import FREE_ROWS, Costs
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import NO_DRAFT, Draft, Drafter, NoDrafter
 from copyspec_edge.errors import InvalidInputError
@@ -22,7 +22,6 @@ from copyspec_edge.selector import GreedySampler, Row
 from copyspec_edge.session import Session
 
 _EXCHANGED = 0.08
-_ALL_PAY = CostCurve((1, 64), (1.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class _Answer:
     accepted: int
 
 
-class _RecordingSampler(GreedySampler):
+class RecordingSampler(GreedySampler):
     """Takes the likeliest token and keeps the rows."""
 
     def __init__(self) -> None:
@@ -138,7 +137,7 @@ def verify_copying(
         EngineError: llama.cpp failed.
     """
     with model.session() as session:
-        flat: Costs = _ALL_PAY
+        flat: Costs = FREE_ROWS
         if model.certificate:
             flat = CertifiedCosts(flat, model.certificate)
         for index, prompt in enumerate(prompts):
@@ -172,7 +171,7 @@ class _Start:
         history.extend(self.prompt)
         self.session.engine.truncate(kept)
         drafter.reset()
-        sampler = _RecordingSampler()
+        sampler = RecordingSampler()
         steps = list(
             decode(
                 self.session.engine,

@@ -27,7 +27,8 @@ from copyspec_edge.certificate import CertifiedCosts
 from copyspec_edge.engine import Engine
 from copyspec_edge.exact import Finding
 from copyspec_edge.native_check import choose_extra_bufts
-from copyspec_edge.selector import GreedySampler, Row
+from copyspec_edge.selector import Row
+from copyspec_edge.verification import RecordingSampler
 
 pytestmark = pytest.mark.real
 
@@ -72,17 +73,6 @@ def tiny(tiny_path: Path, cache: Path) -> Iterator[Model]:
         yield model
 
 
-class Recorder(GreedySampler):
-    """Keeps the rows that tokens were chosen from."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def choose(self, row: Row) -> int:
-        self.rows.append(row.copy())
-        return super().choose(row)
-
-
 class Conversation:
     """Asks a session, and records every row it chose from."""
 
@@ -91,7 +81,7 @@ class Conversation:
         self._patch = monkeypatch
 
     def ask(self, prompt: str | list[int], max_tokens: int = 12) -> tuple[list[int], list[Row]]:
-        recorder = Recorder()
+        recorder = RecordingSampler()
         self._patch.setattr(session_module, "make_sampler", lambda *_, **__: recorder)
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         if isinstance(prompt, str):

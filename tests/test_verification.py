@@ -63,7 +63,7 @@ def test_a_difference_is_found_where_it_is(
     tiny: Model, monkeypatch: pytest.MonkeyPatch, by: float, flips: bool
 ) -> None:
     samplers = iter([Nudged(0, 0.0), Nudged(5, by), Nudged(0, 0.0)])
-    monkeypatch.setattr(verification_module, "_RecordingSampler", lambda: next(samplers))
+    monkeypatch.setattr(verification_module, "RecordingSampler", lambda: next(samplers))
     copied, forced = verify_copying(tiny, [PROMPT], max_tokens=20)
     assert forced.difference is None
     assert copied.rows_differing == 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from copyspec_edge.benchmark.baselines import Factory
 from copyspec_edge.benchmark.traces import TokenTrace
-from copyspec_edge.cost import CostCurve, Costs
+from copyspec_edge.cost import FREE_ROWS, Costs
 from copyspec_edge.decoder import decode
 from copyspec_edge.drafter import Drafter, NoDrafter
 from copyspec_edge.engine import Engine
@@ -26,7 +26,6 @@ from copyspec_edge.stats import Step
 
 PLAIN = "plain"
 OURS = "copyspec-edge"
-_NEVER_TRIM = CostCurve((1, 64), (1.0, 1.0))
 
 
 class RecordedSampler:
@@ -97,9 +96,9 @@ def contenders(
     eog_tokens: frozenset[int],
 ) -> list[Contender]:
     """Plain decoding, ours, and others by name."""
-    chosen = [Contender(PLAIN, NoDrafter(), _NEVER_TRIM), Contender(OURS, ours, cost)]
+    chosen = [Contender(PLAIN, NoDrafter(), FREE_ROWS), Contender(OURS, ours, cost)]
     for name, make in others.items():
-        chosen.append(Contender(name, make(capacity, eog_tokens), _NEVER_TRIM))
+        chosen.append(Contender(name, make(capacity, eog_tokens), FREE_ROWS))
     return chosen
 
 
