@@ -100,6 +100,7 @@ class Session:
             )
         if not isinstance(message, str) or not message.strip():
             raise InvalidInputError("the message is empty, or not a text")
+        self._refuse_endless(message)
         return self._begin(message, params or SamplingParams())
 
     def send(self, message: str, *, params: SamplingParams | None = None) -> Reply:
@@ -122,6 +123,7 @@ class Session:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidInputError("the prompt is empty")
+            self._refuse_endless(prompt)
             tokens = self._vocab.tokenize(prompt, add_special=True)
         else:
             tokens = checked_tokens(prompt, self.engine.n_vocab)
@@ -202,12 +204,8 @@ class Session:
         prompt = turn.tokens if turn else as_tokens(asked)
         if not len(prompt):
             raise InvalidInputError("the prompt is empty: it has no tokens")
+        self._refuse_full(f"a prompt of {len(prompt)}", len(prompt))
         room = self.n_ctx - len(prompt)
-        if room <= 0:
-            raise ContextFullError(
-                f"a prompt of {len(prompt)} tokens leaves no room for an answer in the context "
-                f"of {self.n_ctx}: shorten it, reset the session, or choose a larger context"
-            )
         sampler = make_sampler(params, self._vocab, prompt, self.n_ctx)
         cached = self._take_prompt(prompt)
         self.engine.clear_cancel()
@@ -236,6 +234,19 @@ class Session:
             ),
             on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )
+
+    def _refuse_endless(self, text: str) -> None:
+        """Refuse a text that cannot fit: a tokenizer spends many seconds on some megabytes."""
+        if len(text) > self.n_ctx:
+            n_least = len(text) // max(1, self._vocab.longest_piece)
+            self._refuse_full(f"a text of at least {n_least}", n_least)
+
+    def _refuse_full(self, what: str, n_tokens: int) -> None:
+        if n_tokens >= self.n_ctx:
+            raise ContextFullError(
+                f"{what} tokens leaves no room for an answer in the context of {self.n_ctx}: "
+                "shorten it, reset the session, or choose a larger context"
+            )
 
     def _take_prompt(self, prompt: Tokens) -> int:
         """Make `prompt` the history, and return how much of it need not be read."""

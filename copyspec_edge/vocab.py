@@ -64,6 +64,11 @@ class Vocab:
             pieces[token] = b""
         return Prefixes(pieces)
 
+    @cached_property
+    def longest_piece(self) -> int:
+        """Most bytes of text that one token stands for."""
+        return max(map(len, self._all_pieces()), default=0)
+
     def _all_pieces(self) -> list[bytes]:
         """What `_piece` gives for each token, with one buffer for all."""
         size = 256

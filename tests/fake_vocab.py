@@ -58,6 +58,7 @@ class FakeVocab:
     n_tokens = N_VOCAB
     eog_tokens = frozenset({END})
     special_text = re.compile("|".join(SPECIAL))
+    longest_piece = max(map(len, (*PIECES, *SPECIAL)))
 
     def special_name(self, kind: str) -> str:
         return SPECIAL[END] if kind == "eos" else ""

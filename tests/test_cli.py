@@ -22,6 +22,7 @@ from copyspec_edge.cli import main
 if sys.platform != "win32":
     import pty
     import select
+    import termios
 
 pytestmark = pytest.mark.real
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
@@ -493,7 +494,9 @@ def test_chat_on_a_terminal_takes_lines_ctrl_c_and_ctrl_d() -> None:
         os.write(terminal, b"\x03")
         _expect(terminal, "[cancelled]")
         _expect(terminal, "> ")
+        _await_line_editor(terminal)
         os.write(terminal, b"half a line")
+        _expect(terminal, "half a line")
         _expect(terminal, "> ", press=b"\x03")
         assert _end_input(terminal, child) == 0
         child = 0
@@ -502,6 +505,18 @@ def test_chat_on_a_terminal_takes_lines_ctrl_c_and_ctrl_d() -> None:
         if child:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def _await_line_editor(terminal: int) -> None:
+    """Wait for readline to take the terminal over.
+
+    Keys that it has seen but not read yet when Ctrl-C discards them would leave it in a read that
+    no signal ends.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while termios.tcgetattr(terminal)[3] & termios.ICANON:
+        assert time.monotonic() < deadline, "no line editor"
+        time.sleep(0.01)
 
 
 def _end_input(terminal: int, child: int) -> int | None:

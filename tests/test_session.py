@@ -17,6 +17,7 @@ from fake_vocab import (
     SPECIAL,
     TEMPLATE,
     USER,
+    FakeVocab,
     fake_template,
     fake_vocab,
     ids,
@@ -516,6 +517,20 @@ def test_a_prompt_that_leaves_no_room_changes_nothing() -> None:
         chat.session.complete([3] * 64)
     assert before == (chat.session.token_ids, chat.session.messages, chat.engine.tokens)
     assert said(chat.send("cd", short)) == said(fresh.send("cd", short))
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chat = Chat(n_ctx=64)
+    longest = FakeVocab.longest_piece
+    with monkeypatch.context() as patch:
+        patch.delattr(FakeVocab, "tokenize")
+        for ask in (chat.session.send, chat.session.complete):
+            with pytest.raises(ContextFullError, match="at least 64 tokens"):
+                ask("f" * 64 * longest)
+    with pytest.raises(ContextFullError, match=r"a prompt of \d+ tokens"):
+        chat.session.complete("f" * (64 * longest - 1))
 
 
 def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:

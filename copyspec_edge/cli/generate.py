@@ -6,18 +6,19 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from copyspec_edge.answer import Answer
 from copyspec_edge.cli.options import (
     add_exact_option,
     add_model_options,
     add_sampling_options,
+    decoded,
     follow,
     load_model,
     open_session,
     sampling_params,
     summary,
+    text_of,
 )
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError
 from copyspec_edge.model import Model
@@ -71,13 +72,8 @@ def generate(arguments: argparse.Namespace) -> int:
 def _read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return str(arguments.prompt)
-    try:
-        raw = Path(arguments.file).read_bytes() if arguments.file else sys.stdin.buffer.read()
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"the prompt is not valid UTF-8: {error}") from error
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {arguments.file}: {error.strerror}") from error
+    text = text_of(arguments.file)
+    return decoded(sys.stdin.buffer.read(), "the prompt") if text is None else text
 
 
 def _chats(model: Model, arguments: argparse.Namespace) -> bool:

@@ -88,8 +88,8 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     return SamplingParams(
         **numbers,
         logit_bias=dict(map(_bias, arguments.logit_bias)),
-        grammar=_text_of(arguments.grammar_file),
-        json_schema=_text_of(arguments.json_schema_file),
+        grammar=text_of(arguments.grammar_file),
+        json_schema=text_of(arguments.json_schema_file),
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
         stop=tuple(arguments.stop),
@@ -104,15 +104,22 @@ def _bias(text: str) -> tuple[int, float]:
         raise InvalidInputError(f"--logit-bias takes ID=X, not {text!r}") from None
 
 
-def _text_of(file: str | None) -> str | None:
+def text_of(file: str | None) -> str | None:
+    """What the file of an option says, if one was given."""
     if file is None:
         return None
     try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{file} is not valid UTF-8: {error}") from error
+        return decoded(Path(file).read_bytes(), file)
     except OSError as error:
         raise InvalidInputError(f"cannot read {file}: {error.strerror}") from error
+
+
+def decoded(raw: bytes, name: str) -> str:
+    """The text of UTF-8 bytes; `name` says in an error where they are from."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{name} is not valid UTF-8: {error}") from error
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
