@@ -62,7 +62,7 @@ _RECURRENT_FIRST: dict[str, Value] = {
     "attention.head_count_kv": _per_layer(0, _N_HEAD),
 }
 _WKV: dict[str, Value] = {
-    "wkv.head_size": 32,
+    "wkv.head_size": 64,  # with 32, llama.cpp's AVX-512 kernel of RWKV7 reads and writes past its heads
     "time_mix_extra_dim": 8,
     "time_decay_extra_dim": 8,
     "token_shift_count": 2,
