@@ -62,7 +62,7 @@ _RECURRENT_FIRST: dict[str, Value] = {
     "attention.head_count_kv": _per_layer(0, _N_HEAD),
 }
 _WKV: dict[str, Value] = {
-    "wkv.head_size": 64,  # with 32, llama.cpp's AVX-512 kernel of RWKV7 reads and writes past its heads
+    "wkv.head_size": 32,
     "time_mix_extra_dim": 8,
     "time_decay_extra_dim": 8,
     "token_shift_count": 2,
@@ -74,6 +74,8 @@ _WKV: dict[str, Value] = {
     "attention.layer_norm_rms_epsilon": 1e-8,
     "rescale_every_n_layers": 0,
 }
+# As real ones have: with 32, llama.cpp's AVX-512 kernel reads and writes past its heads.
+_WKV7: dict[str, Value] = {**_WKV, "wkv.head_size": 64}
 _WINDOWS: dict[str, Value] = {
     "attention.sliding_window": WINDOW,
     "attention.sliding_window_pattern": 2,
@@ -132,8 +134,8 @@ ARCHS: dict[str, dict[str, Value]] = {
     "jamba": {**_SSM, **_RECURRENT_FIRST},
     "plamo2": {**_SSM, **_RECURRENT_FIRST, "ssm.group_count": 0},
     "rwkv6": _WKV,
-    "rwkv7": _WKV,
-    "arwkv7": {**_WKV, "token_shift_count": 1},
+    "rwkv7": _WKV7,
+    "arwkv7": {**_WKV7, "token_shift_count": 1},
 }
 
 
