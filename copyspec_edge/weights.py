@@ -215,6 +215,12 @@ def _refuse_unsupported(weights: Weights) -> None:
         reason = "it is a diffusion model, which does not write token by token"
     elif weights.meta(f"{weights.architecture}.attention.causal") == "false":
         reason = "it is an embedding model, which does not write text"
+    elif weights.architecture in ("rwkv7", "arwkv7") and _wkv_head_size(weights) % 64:
+        reason = "llama.cpp's kernels write past heads whose size is no multiple of 64"
     if reason:
         weights.close()
         raise ModelLoadError(f"{weights.path}: {reason}")
+
+
+def _wkv_head_size(weights: Weights) -> int:
+    return int(weights.meta(f"{weights.architecture}.wkv.head_size") or 0)
