@@ -237,8 +237,9 @@ class Session:
 
     def _refuse_endless(self, text: str) -> None:
         """Refuse a text that cannot fit: a tokenizer spends many seconds on some megabytes."""
-        if len(text) > self.n_ctx:
-            n_least = len(text) // max(1, self._vocab.longest_piece)
+        longest = self._vocab.longest_piece if len(text) > self.n_ctx else 0
+        if longest:
+            n_least = len(text) // longest
             self._refuse_full(f"a text of at least {n_least}", n_least)
 
     def _refuse_full(self, what: str, n_tokens: int) -> None:

@@ -66,8 +66,11 @@ class Vocab:
 
     @cached_property
     def longest_piece(self) -> int:
-        """Most bytes of text that one token stands for."""
-        return max(map(len, self._all_pieces()), default=0)
+        """Most bytes of text that one token stands for; 0 without a tokenizer."""
+        if not self.exists:
+            return 0
+        with self._weights.in_use():
+            return max(map(len, self._all_pieces()), default=0)
 
     def _all_pieces(self) -> list[bytes]:
         """What `_piece` gives for each token, with one buffer for all."""
