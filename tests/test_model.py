@@ -399,8 +399,9 @@ def test_a_model_without_a_tokenizer_completes_token_ids_only(tiny: Model) -> No
     reply = tiny.complete([1, 2, 3], params=greedy(5))
     assert len(reply.token_ids) == 5
     assert reply.text == ""
-    with pytest.raises(InvalidInputError, match="no tokenizer"):
-        tiny.complete("text")
+    for text in ("text", "text" * tiny.n_ctx):
+        with pytest.raises(InvalidInputError, match="no tokenizer"):
+            tiny.complete(text)
 
 
 @pytest.mark.parametrize("n_ctx", [2, 3, 16, 95, 96])
