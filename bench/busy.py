@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from copyspec_edge import machine
+from copyspec_edge.host import machine
 
 _PROMPT = "Explain how a bicycle stays upright."
 _PLAIN = """

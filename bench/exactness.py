@@ -21,16 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from copyspec_edge import Model, Session, Settings, Step
-from copyspec_edge.benchmark.built_in import built_in
-from copyspec_edge.benchmark.live import RecordedSampler
-from copyspec_edge.benchmark.traces import TokenTrace, tokenized
-from copyspec_edge.cost import Costs
-from copyspec_edge.decoder import decode
-from copyspec_edge.drafter import Drafter, NoDrafter
-from copyspec_edge.history import History, Tokens
-from copyspec_edge.sampling import Sampler
-from copyspec_edge.selector import Row
-from copyspec_edge.verification import ForcedDrafter
+from copyspec_edge.arrays import Row, Tokens
+from copyspec_edge.decoding.history import History
+from copyspec_edge.decoding.loop import decode
+from copyspec_edge.drafting.draft_length import Costs
+from copyspec_edge.drafting.drafter import Drafter, NoDrafter
+from copyspec_edge.evaluation.built_in import built_in
+from copyspec_edge.evaluation.live import RecordedSampler
+from copyspec_edge.evaluation.traces import TokenTrace, tokenized
+from copyspec_edge.exactness.verification import ForcedDrafter
+from copyspec_edge.sampling.sampler import Sampler
 
 _FIRST_PROMPT = 16
 

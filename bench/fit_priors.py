@@ -17,27 +17,27 @@ from pathlib import Path
 import numpy as np
 
 from copyspec_edge import Model, Settings
-from copyspec_edge.accept import N_PRIOR, AcceptModel
-from copyspec_edge.benchmark.simulate import CURVES, geometric_mean, replay, replay_all
-from copyspec_edge.benchmark.sources import Sources
-from copyspec_edge.benchmark.traces import N_CTX, TokenTrace, tokenized
-from copyspec_edge.copy_drafter import CopyDrafter
+from copyspec_edge.drafting.acceptance import N_PRIOR, AcceptanceModel
+from copyspec_edge.drafting.copy_drafter import CopyDrafter
+from copyspec_edge.evaluation.simulate import CURVES, geometric_mean, replay, replay_all
+from copyspec_edge.evaluation.sources import Sources
+from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
 
 PASSES = 4
 # Sums of squared gradients above this would make the prior too stiff to unlearn.
 CONFIDENCE = 10.0
-PRIOR = Path(__file__).parent.parent / "copyspec_edge" / "accept_prior.json"
+PRIOR = Path(__file__).parent.parent / "copyspec_edge" / "drafting" / "acceptance_prior.json"
 
 
-def blank() -> AcceptModel:
+def blank() -> AcceptanceModel:
     """A model that knows nothing."""
-    model = AcceptModel()
+    model = AcceptanceModel()
     model.weights[:] = 0.0
     model.squares[:] = 1.0
     return model
 
 
-def fit(traces: Sequence[TokenTrace], eog_tokens: frozenset[int]) -> AcceptModel:
+def fit(traces: Sequence[TokenTrace], eog_tokens: frozenset[int]) -> AcceptanceModel:
     """Learn the prior from traces."""
     model, order, shuffle = blank(), list(traces), random.Random(0)
     drafter = CopyDrafter(N_CTX, eog_tokens, model)
@@ -51,7 +51,7 @@ def fit(traces: Sequence[TokenTrace], eog_tokens: frozenset[int]) -> AcceptModel
     return model
 
 
-def with_prior_of(fitted: AcceptModel) -> AcceptModel:
+def with_prior_of(fitted: AcceptanceModel) -> AcceptanceModel:
     """A model that starts from a fitted prior."""
     model = blank()
     model.weights[:N_PRIOR] = fitted.weights[:N_PRIOR]

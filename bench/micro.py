@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge import Model, SamplingParams, Settings
-from copyspec_edge.copy_drafter import CopyDrafter
-from copyspec_edge.cost import CPU_CURVE, CostModel
-from copyspec_edge.decoder import decode
-from copyspec_edge.grammar import Grammar, gbnf
-from copyspec_edge.history import History, Tokens
-from copyspec_edge.logprobs import token_logprob
-from copyspec_edge.matcher import Matcher
-from copyspec_edge.selector import ChainSampler, GreedySampler
-from copyspec_edge.vocab import Vocab
+from copyspec_edge.arrays import Tokens
+from copyspec_edge.decoding.history import History
+from copyspec_edge.decoding.loop import decode
+from copyspec_edge.drafting.copy_drafter import CopyDrafter
+from copyspec_edge.drafting.matcher import Matcher
+from copyspec_edge.llama.vocabulary import Vocab
+from copyspec_edge.sampling.grammar import Grammar, gbnf
+from copyspec_edge.sampling.logprobs import token_logprob
+from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
+from copyspec_edge.tuning.cost import CPU_CURVE, CostModel
 
 LENGTHS = (4096, 32768, 131072)
 _ROUNDS = 200

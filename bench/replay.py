@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from copyspec_edge import CopySpecError, Model, Settings
-from copyspec_edge.benchmark.baselines import Factory
-from copyspec_edge.benchmark.oracle import oracle_speedups
-from copyspec_edge.benchmark.rivals import BEST, NAMES, parse_names, rivals
-from copyspec_edge.benchmark.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
-from copyspec_edge.benchmark.sources import Sources
-from copyspec_edge.benchmark.traces import N_CTX, TokenTrace, tokenized
-from copyspec_edge.copy_drafter import CopyDrafter
-from copyspec_edge.cost import CostCurve
+from copyspec_edge.drafting.copy_drafter import CopyDrafter
+from copyspec_edge.evaluation.baselines import Factory
+from copyspec_edge.evaluation.oracle import oracle_speedups
+from copyspec_edge.evaluation.rivals import BEST, NAMES, parse_names, rivals
+from copyspec_edge.evaluation.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
+from copyspec_edge.evaluation.sources import Sources
+from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
+from copyspec_edge.tuning.cost import CostCurve
 
 OURS: Factory = CopyDrafter
 

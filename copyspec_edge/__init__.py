@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from copyspec_edge.answer import Answer
+    from copyspec_edge.chat import Chunk, Reply
+    from copyspec_edge.decoding import Stats, Step
     from copyspec_edge.errors import (
         CancelledError,
         ChatTemplateError,
@@ -28,19 +30,16 @@ if TYPE_CHECKING:
         SessionBusyError,
         SessionClosedError,
     )
-    from copyspec_edge.logprobs import TokenLogprob
     from copyspec_edge.model import Model
-    from copyspec_edge.reply import Chunk, Reply
-    from copyspec_edge.sampling_params import SamplingParams
+    from copyspec_edge.sampling import SamplingParams, TokenLogprob
     from copyspec_edge.session import Session
     from copyspec_edge.settings import Settings
-    from copyspec_edge.stats import Stats, Step
 
 _HOMES = {
     "Answer": "answer",
     "CancelledError": "errors",
     "ChatTemplateError": "errors",
-    "Chunk": "reply",
+    "Chunk": "chat",
     "ContextFullError": "errors",
     "CopySpecError": "errors",
     "EngineError": "errors",
@@ -50,15 +49,15 @@ _HOMES = {
     "ModelLoadError": "errors",
     "NativeBuildError": "errors",
     "RegistryError": "errors",
-    "Reply": "reply",
-    "SamplingParams": "sampling_params",
+    "Reply": "chat",
+    "SamplingParams": "sampling",
     "Session": "session",
     "SessionBusyError": "errors",
     "SessionClosedError": "errors",
     "Settings": "settings",
-    "Stats": "stats",
-    "Step": "stats",
-    "TokenLogprob": "logprobs",
+    "Stats": "decoding",
+    "Step": "decoding",
+    "TokenLogprob": "sampling",
 }
 
 __all__ = [

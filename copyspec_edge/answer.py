@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
+from copyspec_edge.chat import Chunk, FinishReason, Reply, Transcript
+from copyspec_edge.decoding import Stats, Step
 from copyspec_edge.errors import CancelledError, SessionBusyError
-from copyspec_edge.reply import Chunk, FinishReason, Reply, Transcript
-from copyspec_edge.stats import Stats, Step
 
 
 class Answer(Iterator[Chunk]):

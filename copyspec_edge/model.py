@@ -9,26 +9,16 @@ from pathlib import Path
 from types import TracebackType
 
 from copyspec_edge import registry
-from copyspec_edge.accept import AcceptModel
-from copyspec_edge.certificate import Certificate, CertifiedCosts
-from copyspec_edge.certify import load_certified
-from copyspec_edge.copy_drafter import CopyDrafter
-from copyspec_edge.cost import Costs
-from copyspec_edge.decoder import warm_up
-from copyspec_edge.drafter import Drafter, NoDrafter
-from copyspec_edge.engine import MAX_ROWS, Engine, default_n_ctx
+from copyspec_edge.arrays import Tokens
+from copyspec_edge.chat import ChatTemplate, Message, Reply
+from copyspec_edge.drafting import AcceptanceModel, CopyDrafter, Drafter, NoDrafter, warm_up
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError
-from copyspec_edge.exact_engine import ExactEngine
-from copyspec_edge.history import Tokens
-from copyspec_edge.native_check import choose_extra_bufts
-from copyspec_edge.reply import Reply
-from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.exactness import Certificate, CertifiedCosts, ExactEngine, load_certified
+from copyspec_edge.llama import MAX_ROWS, Engine, Vocab, Weights, choose_extra_bufts, default_n_ctx
+from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings, check_range
-from copyspec_edge.template import ChatTemplate, Message
-from copyspec_edge.tuning import cost_model, tuned_settings
-from copyspec_edge.vocab import Vocab
-from copyspec_edge.weights import Weights
+from copyspec_edge.tuning import MeasuredCosts, cost_model, tuned_settings
 
 
 class Model:
@@ -48,7 +38,7 @@ class Model:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._completions: Session | None = None
         self._lock = threading.RLock()
-        self._accept = AcceptModel()
+        self._accept = AcceptanceModel()
         self._template: ChatTemplate | None = None
         source = weights.chat_template
         if source and self._vocab.exists:
@@ -152,7 +142,7 @@ class Model:
             self._sessions.add(session)
         return session
 
-    def _engine_and_cost(self) -> tuple[Engine, Costs]:
+    def _engine_and_cost(self) -> tuple[Engine, MeasuredCosts]:
         weights, n_ctx = self._weights, self.n_ctx
         if self.certificate is None:
             settings = tuned_settings(weights, self._settings)

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from copyspec_edge.data_files import data_file, read_toml
 from copyspec_edge.errors import RegistryError
-from copyspec_edge.machine import cache_folder
+from copyspec_edge.host import cache_folder, data_file, read_toml
 
 _WORK_PREFIX = ".pull-"
 _STALE_SECONDS = 24 * 3600

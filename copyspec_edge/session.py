@@ -9,24 +9,19 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from copyspec_edge.answer import Answer
-from copyspec_edge.conversation import Conversation, Turn
-from copyspec_edge.cost import Costs
-from copyspec_edge.decoder import decode
-from copyspec_edge.drafter import Drafter
-from copyspec_edge.engine import Engine
+from copyspec_edge.arrays import Tokens, as_tokens, checked_tokens, common_prefix
+from copyspec_edge.chat import ChatTemplate, Conversation, Message, Reply, Transcript, Turn
+from copyspec_edge.decoding import History, decode, fold
+from copyspec_edge.drafting import Drafter
 from copyspec_edge.errors import (
     ChatTemplateError,
     ContextFullError,
     InvalidInputError,
     SessionBusyError,
 )
-from copyspec_edge.history import History, Tokens, as_tokens, checked_tokens, common_prefix
-from copyspec_edge.reply import Reply, Transcript
-from copyspec_edge.sampling import make_sampler
-from copyspec_edge.sampling_params import SamplingParams
-from copyspec_edge.stats import fold
-from copyspec_edge.template import ChatTemplate, Message
-from copyspec_edge.vocab import Vocab
+from copyspec_edge.llama import Engine, Vocab
+from copyspec_edge.sampling import SamplingParams, make_sampler
+from copyspec_edge.tuning import MeasuredCosts
 
 _BUSY = (
     "an answer of this session is unfinished: read it to its end, close() it, "
@@ -50,7 +45,7 @@ class Session:
         engine: Engine,
         vocab: Vocab,
         template: ChatTemplate | None,
-        cost: Costs,
+        cost: MeasuredCosts,
         drafter: Drafter,
         *,
         system: str | None = None,

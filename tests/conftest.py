@@ -13,10 +13,10 @@ import pytest
 from tiny_gguf import write_f16_copy, write_spelling_model, write_tiny_model
 
 from copyspec_edge import Model, Settings
-from copyspec_edge.native_check import choose_extra_bufts
+from copyspec_edge.llama.native_check import choose_extra_bufts
+from copyspec_edge.llama.vocabulary import Vocab
+from copyspec_edge.llama.weights import Weights
 from copyspec_edge.registry import locate
-from copyspec_edge.vocab import Vocab
-from copyspec_edge.weights import Weights
 
 _TIMEOUT_SECONDS = 300
 

@@ -10,14 +10,23 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from copyspec_edge import machine
-from copyspec_edge.benchmark import report
-from copyspec_edge.benchmark.live import PLAIN, Run, contenders, prefill_speed, run_traces
-from copyspec_edge.benchmark.rivals import NAMES, parse_names, rivals
-from copyspec_edge.benchmark.sources import Sources
-from copyspec_edge.benchmark.traces import TokenTrace, tokenized
 from copyspec_edge.cli.options import add_model_options, load_model
 from copyspec_edge.errors import InvalidInputError
+from copyspec_edge.evaluation import (
+    NAMES,
+    PLAIN,
+    Run,
+    Sources,
+    TokenTrace,
+    contenders,
+    parse_names,
+    prefill_speed,
+    report,
+    rivals,
+    run_traces,
+    tokenized,
+)
+from copyspec_edge.host import machine
 from copyspec_edge.model import Model
 
 

@@ -16,7 +16,7 @@ from copyspec_edge.cli.options import (
     summary,
 )
 from copyspec_edge.errors import ChatTemplateError, ContextFullError, CopySpecError
-from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 
 _HELP = "/reset starts over, /stats shows the last answer's, /quit ends; Ctrl-C stops an answer."

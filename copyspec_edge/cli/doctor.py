@@ -6,17 +6,22 @@ import argparse
 import importlib.metadata
 import json
 import platform
-from pathlib import Path
 
-import llama_cpp
-
-from copyspec_edge import machine, native_log
-from copyspec_edge.certificate import Certificate
 from copyspec_edge.cli.options import add_exact_option, add_model_options, load_model
 from copyspec_edge.errors import CopySpecError, ExactnessError, InvalidInputError
-from copyspec_edge.native_check import Outcome, probe
-from copyspec_edge.presets import gpu_presets, rebuild_command
-from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.exactness import Certificate
+from copyspec_edge.host import machine
+from copyspec_edge.llama import (
+    Outcome,
+    features,
+    gpu_presets,
+    library_folder,
+    probe,
+    rebuild_command,
+    supports_gpu,
+)
+from copyspec_edge.llama import log as native_log
+from copyspec_edge.sampling import SamplingParams
 
 _TEXT = "One two three one two three"
 _PACKAGES = ("copyspec-edge", "llama-cpp-python", "numpy", "numba", "gguf")
@@ -56,10 +61,9 @@ def _print_facts() -> None:
     if memory is not None:
         _line("free memory", f"{memory / 2**30:.1f} GiB")
     _line("cache folder", str(machine.cache_folder()))
-    _line("llama.cpp", str(Path(llama_cpp.llama_cpp._base_path)))
-    _line("gpu", "offload supported" if llama_cpp.llama_supports_gpu_offload() else "none")
-    features = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    _line("built with", " ".join(features.split()))
+    _line("llama.cpp", str(library_folder()))
+    _line("gpu", "offload supported" if supports_gpu() else "none")
+    _line("built with", features())
 
 
 def _check_build() -> bool:
@@ -80,7 +84,7 @@ def _check_build() -> bool:
 
 
 def _print_advice() -> None:
-    if llama_cpp.llama_supports_gpu_offload():
+    if supports_gpu():
         return
     _line("for this CPU", "this build is the fastest, if you have not made it yet:")
     print(f"  {rebuild_command()}")

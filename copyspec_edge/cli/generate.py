@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, replace
 
 from copyspec_edge.answer import Answer
+from copyspec_edge.chat import Reply
 from copyspec_edge.cli.options import (
     add_exact_option,
     add_model_options,
@@ -22,8 +23,7 @@ from copyspec_edge.cli.options import (
 )
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError
 from copyspec_edge.model import Model
-from copyspec_edge.reply import Reply
-from copyspec_edge.sampling_params import SamplingParams
+from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 
 

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from copyspec_edge.answer import Answer
+from copyspec_edge.chat import Reply
+from copyspec_edge.decoding import Stats
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.model import Model
 from copyspec_edge.registry import entries, locate
-from copyspec_edge.reply import Reply
-from copyspec_edge.sampling_params import LIMITS, SamplingParams
+from copyspec_edge.sampling import LIMITS, SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings
-from copyspec_edge.stats import Stats
 
 _SAMPLER_NUMBERS = [name for name in LIMITS if name not in ("seed", "max_tokens", "logprobs")]
 

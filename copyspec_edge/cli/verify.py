@@ -10,13 +10,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from copyspec_edge import machine
-from copyspec_edge.benchmark.traces import prompt_tokens
+from copyspec_edge.chat import prompt_tokens
 from copyspec_edge.cli.options import add_exact_option, add_model_options, load_model
 from copyspec_edge.errors import InvalidInputError
+from copyspec_edge.exactness import (
+    Comparison,
+    Difference,
+    built_in_prompts,
+    prompts_of,
+    summarize,
+    verify_copying,
+)
+from copyspec_edge.host import machine
 from copyspec_edge.model import Model
-from copyspec_edge.verification import Comparison, Difference, summarize, verify_copying
-from copyspec_edge.verification_prompts import built_in_prompts, prompts_of
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,0 +1,112 @@
+"""Recorded answers decoded again without a model: what a drafter would gain on a cost curve.
+
+At each step a drafter drafts, the recording says how much of it would have been accepted, and the
+cost curve what the batch would have taken. No drafter knows where a recording ends: its room is
+what is left of MAX_TOKENS and of the context. The first token of an answer comes from the prompt's
+batch and is not counted. This module knows neither text nor where traces come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.arrays import Tokens, common_prefix
+from copyspec_edge.drafting import MAX_DRAFT, Drafter, trim
+from copyspec_edge.evaluation.traces import N_CTX, TokenTrace
+from copyspec_edge.tuning import CostCurve
+
+MAX_TOKENS = 1024
+MAX_ROWS = MAX_DRAFT + 1
+
+# Time of a batch against plain decoding at its best, as measured on two x86-64 cores in use, beyond
+# 48 rows on a straight line; "flat" is like a GPU's. The first is SmolLM2 padded to 1 B parameters.
+_ROWS = (1, 2, 3, 4, 6, 8, 11, 16, 32, 48, 64)
+CURVES = {
+    "1b": CostCurve(_ROWS, (1.01, 1.41, 1.64, 1.33, 2.08, 2.22, 3.14, 3.03, 5.72, 8.27, 10.82)),
+    "f16": CostCurve(_ROWS, (1.09, 1.45, 1.63, 1.79, 2.07, 2.29, 2.81, 3.34, 5.45, 7.76, 10.07)),
+    "q4_0": CostCurve(_ROWS, (1.11, 1.46, 1.72, 1.72, 2.43, 2.62, 3.62, 3.90, 7.05, 10.0, 12.95)),
+    "flat": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.05, 1.1, 1.15, 1.25, 1.5, 2.0)),
+}
+
+
+@dataclass
+class Tally:
+    """What replaying one or more traces came to. `batches[r]` counts the steps of r rows."""
+
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    batches: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(MAX_ROWS + 1, np.int64))
+
+    def add(self, other: Tally) -> None:
+        """Count another's steps too."""
+        self.tokens += other.tokens
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.batches += other.batches
+
+    @property
+    def steps(self) -> int:
+        """How many batches were computed."""
+        return int(self.batches.sum())
+
+    def speedup(self, curve: CostCurve) -> float:
+        """Time of a single row for each token, over the time of the steps."""
+        return float(self.tokens * curve.table[1] / (self.batches @ curve.table))
+
+
+def answer_tokens(trace: TokenTrace) -> tuple[Tokens, int]:
+    """(tokens, first): prompt and answer up to the token limit, and the first position replayed."""
+    most = min(len(trace.prompt) + MAX_TOKENS, N_CTX)
+    return np.concatenate([trace.prompt, trace.output])[:most], len(trace.prompt) + 1
+
+
+def replay(drafter: Drafter, trace: TokenTrace, curve: CostCurve | None) -> Tally:
+    """Decode one recorded answer with a drafter.
+
+    Args:
+        curve: what the policy trims the drafts by; None: they are verified as they are.
+    """
+    tokens, first = answer_tokens(trace)
+    room_end = min(len(trace.prompt) + MAX_TOKENS, N_CTX)
+    tally, position = Tally(tokens=len(tokens) - first), first
+    while position < len(tokens):
+        limit = min(MAX_DRAFT, room_end - position - 1)
+        draft = drafter.draft(tokens[:position], limit)
+        if curve is not None:
+            draft = trim(draft, curve)
+        accepted = common_prefix(draft.tokens, tokens[position : position + MAX_ROWS])
+        tally.batches[len(draft) + 1] += 1
+        tally.drafted += len(draft)
+        tally.accepted += accepted
+        position += accepted + 1
+    return tally
+
+
+def replay_all(
+    make: Callable[[], Drafter],
+    traces: Sequence[TokenTrace],
+    curve: CostCurve | None,
+    *,
+    carried: bool,
+) -> dict[str, Tally]:
+    """Tallies by task. `carried` keeps one drafter, reset for each trace, in their order."""
+    tallies: dict[str, Tally] = {}
+    drafter: Drafter | None = None
+    for trace in traces:
+        if carried and drafter is not None:
+            drafter.reset()
+        else:
+            drafter = make()
+        tallies.setdefault(trace.task, Tally()).add(replay(drafter, trace, curve))
+    return tallies
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of at least one value, all of them positive."""
+    return math.exp(math.fsum(logs := [math.log(value) for value in values]) / len(logs))

@@ -1,0 +1,25 @@
+"""Under which settings copying changes no bit: the probe, its certificate, and the check of it.
+
+It knows engines, rows and settings; it does not know conversations or commands.
+"""
+
+from __future__ import annotations
+
+from copyspec_edge.exactness.certificate import Certificate, CertifiedCosts
+from copyspec_edge.exactness.certify import load_certified
+from copyspec_edge.exactness.engine import ExactEngine
+from copyspec_edge.exactness.prompts import built_in_prompts, prompts_of
+from copyspec_edge.exactness.verification import Comparison, Difference, summarize, verify_copying
+
+__all__ = [
+    "Certificate",
+    "CertifiedCosts",
+    "Comparison",
+    "Difference",
+    "ExactEngine",
+    "built_in_prompts",
+    "load_certified",
+    "prompts_of",
+    "summarize",
+    "verify_copying",
+]

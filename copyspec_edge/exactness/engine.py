@@ -1,0 +1,31 @@
+"""ExactEngine: an engine that reads long prompts in certified batches only."""
+
+from __future__ import annotations
+
+from copyspec_edge.arrays import Rows, Tokens
+from copyspec_edge.exactness.certificate import Certificate, split
+from copyspec_edge.llama import Engine, Weights
+from copyspec_edge.settings import Settings
+
+
+class ExactEngine(Engine):
+    """An `Engine` whose prompts give the same logits however much of them was read before.
+
+    `Engine` leaves the lengths of batches to `n_batch`; here they are those of the certificate.
+    """
+
+    def __init__(
+        self, weights: Weights, settings: Settings, certificate: Certificate, *, n_ctx: int
+    ) -> None:
+        super().__init__(weights, settings, n_ctx=n_ctx)
+        self._certificate = certificate
+
+    def eval(self, tokens: Tokens, *, rows: int) -> Rows:
+        """Read `tokens`, and give the logits of the last `rows`. See `Engine.eval`."""
+        self._check(tokens, rows)
+        least = self._certificate.min_rows
+        if rows <= least < len(tokens):
+            for size in split(len(tokens), self._certificate.chunks, least)[:-1]:
+                super().eval(tokens[:size], rows=least)
+                tokens = tokens[size:]
+        return super().eval(tokens, rows=rows)

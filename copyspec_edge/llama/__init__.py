@@ -1,0 +1,42 @@
+"""Everything that touches llama.cpp: weights, contexts, batches, rollback, vocabulary, log, build.
+
+It knows tokens, positions and rows of logits; it does not know drafts, conversations or policies.
+Nothing outside this room imports `llama_cpp`.
+"""
+
+from __future__ import annotations
+
+from copyspec_edge.llama import log
+from copyspec_edge.llama.build import build_key, features, library_folder, supports_gpu
+from copyspec_edge.llama.candidates import Candidates, selected
+from copyspec_edge.llama.engine import MAX_ROWS, Engine, default_n_ctx
+from copyspec_edge.llama.native_check import (
+    Outcome,
+    choose_extra_bufts,
+    probe,
+    write_tiny_model,
+)
+from copyspec_edge.llama.presets import gpu_presets, rebuild_command
+from copyspec_edge.llama.vocabulary import Vocab
+from copyspec_edge.llama.weights import Weights
+
+__all__ = [
+    "MAX_ROWS",
+    "Candidates",
+    "Engine",
+    "Outcome",
+    "Vocab",
+    "Weights",
+    "build_key",
+    "choose_extra_bufts",
+    "default_n_ctx",
+    "features",
+    "gpu_presets",
+    "library_folder",
+    "log",
+    "probe",
+    "rebuild_command",
+    "selected",
+    "supports_gpu",
+    "write_tiny_model",
+]

@@ -1,0 +1,86 @@
+"""Chooses tokens from rows of logits, and checks a draft against what is chosen.
+
+A sampler sees one row at a time, in order, and is told each token that is committed. What it draws
+depends on the row, its seed and the tokens committed before, never on what was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from copyspec_edge.arrays import Row, Tokens, as_tokens
+from copyspec_edge.errors import InvalidInputError
+from copyspec_edge.llama import Vocab
+from copyspec_edge.sampling.constrained import ConstrainedSampler
+from copyspec_edge.sampling.grammar import Grammar, gbnf
+from copyspec_edge.sampling.params import SamplingParams
+from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler, is_greedy
+
+
+class Sampler(Protocol):
+    """Chooses one token from each row. `choose` may draw; `accept` commits."""
+
+    def choose(self, row: Row) -> int:
+        """The token for a row of logits, shape (n_vocab,)."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """`token` was committed."""
+        ...
+
+    def admits(self, draft: Tokens) -> int:
+        """How many tokens of a draft can be chosen one after the other, at most."""
+        ...
+
+
+def make_sampler(params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int) -> Sampler:
+    """The sampler for one answer behind `prompt`, shape (n,), in a context of n_ctx tokens.
+
+    Raises:
+        InvalidInputError: a grammar, schema, bias or DRY breaker this model cannot use.
+    """
+    unknown = [token for token in params.logit_bias if token >= vocab.n_tokens]
+    if unknown:
+        raise InvalidInputError(
+            f"logit_bias: token ids must be from 0 to {vocab.n_tokens - 1}, not {unknown[0]}"
+        )
+    greedy = is_greedy(params)
+    selector = GreedySampler() if greedy else ChainSampler(params, vocab, prompt, n_ctx)
+    rules = gbnf(params)
+    if rules is None and not (params.logit_bias or params.logits_processors):
+        return selector
+    grammar = None if rules is None else Grammar(rules, vocab)
+    return ConstrainedSampler(selector, params, grammar, prompt, n_ctx)
+
+
+def verify(
+    draft: Tokens, rows: npt.NDArray[np.float32], sampler: Sampler, eog: Container[int]
+) -> Tokens:
+    """The tokens one forward pass yields.
+
+    Each row is sampled as if there were no draft; the first choice that differs from the draft
+    is the correction and the last one. The output distribution is the model's own, one draw for
+    each emitted token. An end-of-generation token ends it too.
+
+    Args:
+        draft: proposed tokens, shape (n,).
+        rows: logits behind the last committed token and behind each drafted one,
+            shape (at least n + 1, n_vocab).
+        sampler: asked once per emitted token.
+        eog: end-of-generation tokens.
+
+    Returns:
+        shape (from 1 to n + 1,).
+    """
+    chosen: list[int] = []
+    for position in range(len(draft) + 1):
+        token = sampler.choose(rows[position])
+        sampler.accept(token)
+        chosen.append(token)
+        if token in eog or (position < len(draft) and token != draft[position]):
+            break
+    return as_tokens(chosen)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import RunPython
+
+from copyspec_edge import InvalidInputError, Model, Settings
+from copyspec_edge.arrays import Row, Tokens
+from copyspec_edge.exactness import verification as verification_module
+from copyspec_edge.exactness.prompts import built_in_prompts, prompts_of
+from copyspec_edge.exactness.verification import ForcedDrafter, summarize, verify_copying
+from copyspec_edge.sampling.selectors import GreedySampler
+
+PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], np.int32)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_path: Path, extra_bufts: bool) -> Iterator[Model]:
+    settings = Settings(n_threads=1, calibrate=False, use_extra_bufts=extra_bufts, exact=True)
+    with Model.load(tiny_path, settings) as model:
+        yield model
+
+
+@pytest.mark.real
+def test_what_is_exact_is_found_identical(tiny: Model) -> None:
+    found = list(verify_copying(tiny, [PROMPT, PROMPT[:1]], max_tokens=40))
+    assert [(c.prompt, c.drafts) for c in found] == [
+        (0, "copied"), (0, "forced"), (1, "copied"), (1, "forced")
+    ]  # fmt: skip
+    assert summarize(found) == {
+        "identical": True,
+        "tokens_compared": 160,
+        "rows_differing": 0,
+        "max_logit_difference": 0.0,
+        "first_difference": None,
+    }
+    forced = [c for c in found if c.drafts == "forced"]
+    assert all(0 < c.accepted < c.drafted for c in forced)
+
+
+class Nudged(GreedySampler):
+    """Sees one of the rows otherwise than the model computed it."""
+
+    def __init__(self, at: int, by: float) -> None:
+        self.rows: list[Row] = []
+        self._at, self._by = at, by
+
+    def choose(self, row: Row) -> int:
+        row = row.copy()
+        if len(self.rows) == self._at:
+            row[row.argsort()[-2]] += self._by
+        self.rows.append(row)
+        return super().choose(row)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("by", "flips"), [(1e-6, False), (50.0, True)])
+def test_a_difference_is_found_where_it_is(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, by: float, flips: bool
+) -> None:
+    samplers = iter([Nudged(0, 0.0), Nudged(5, by), Nudged(0, 0.0)])
+    monkeypatch.setattr(verification_module, "RecordingSampler", lambda: next(samplers))
+    copied, forced = verify_copying(tiny, [PROMPT], max_tokens=20)
+    assert forced.difference is None
+    assert copied.rows_differing == 1
+    assert copied.tokens_compared == (6 if flips else 20)
+    result = summarize([copied, forced])
+    assert not result["identical"]
+    assert result["max_logit_difference"] == pytest.approx(by, rel=0.5)
+    if not flips:
+        assert copied.difference is None
+        return
+    difference = copied.difference
+    assert difference is not None
+    assert (difference.prompt, difference.drafts, difference.position) == (0, "copied", 5)
+    assert difference.plain != difference.other
+    assert 0 < difference.margin < 50
+    assert difference.rounding == pytest.approx(50)
+
+
+@pytest.mark.real
+def test_a_prompt_that_leaves_no_room_is_refused(tiny: Model) -> None:
+    for prompt in (np.zeros(tiny.n_ctx, np.int32), PROMPT[:0]):
+        with pytest.raises(InvalidInputError, match="prompt 1 has"):
+            list(verify_copying(tiny, [prompt], max_tokens=4))
+
+
+def test_forced_drafts_are_right_for_the_most_part_and_of_all_lengths() -> None:
+    known: Tokens = np.arange(1000, dtype=np.int32)
+    drafter = ForcedDrafter(known, 1000)
+    drafts = [drafter.draft(known[:n], 63).tokens for n in range(1, 900)]
+    assert {len(draft) for draft in drafts} == set(range(1, 64))
+    right = np.concatenate([d == known[n : n + len(d)] for n, d in enumerate(drafts, start=1)])
+    assert 0.9 < right.mean() < 0.94
+    assert len(drafter.draft(known, 0)) == 0
+    assert len(drafter.draft(known, 5)) <= 5
+
+
+def test_prompts_are_read_from_a_file(tmp_path: Path) -> None:
+    text = tmp_path / "prompts.txt"
+    text.write_text("First one\n\n  {second}  \n", encoding="utf-8")
+    messages = [trace.messages for trace in prompts_of(text)]
+    assert messages == [
+        ({"role": "user", "content": "First one"},),
+        ({"role": "user", "content": "{second}"},),
+    ]
+    lines = tmp_path / "prompts.jsonl"
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    lines.write_text(json.dumps({"prompt": "First one"}) + "\n" + json.dumps({"messages": chat}))
+    assert [trace.messages for trace in prompts_of(lines)] == [messages[0], tuple(chat)]
+    assert len(built_in_prompts()) >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b" \n\n", "has no prompts"),
+        ("a.txt", b"caf\xe9", "cannot read"),
+        ("a.jsonl", b"hello", "line 1"),
+        ("a.jsonl", b'{"prompt": "a"}\n[1]', "line 2: not a JSON object"),
+        ("a.jsonl", b'{"prompt": ""}', "line 1: `prompt` must be text"),
+        ("a.jsonl", b'{"prompt": "a", "messages": []}', "either"),
+        ("a.jsonl", b"[" * 100_000, "line 1"),
+        ("missing/b.txt", None, "cannot read"),
+    ],
+)
+def test_files_that_are_no_prompts_are_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message):
+        prompts_of(path)
+
+
+@pytest.mark.real
+def test_the_command_compares_and_prints(
+    cli: RunPython, smollm2_path: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Repeat: one two three one two three one two three\n")
+    common = ("verify", "-m", str(smollm2_path), "--threads", "1", "--ctx", "64")
+    options = ("--max-tokens", "10", "--prompts", str(prompts))
+    done = cli(*common, *options, "--exact", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["identical"], result["first_difference"]) == (True, None)
+    assert result["tokens_compared"] == sum(a["tokens_compared"] for a in result["answers"]) > 5
+    assert result["max_logit_difference"] == 0
+    assert result["settings"]["certificate"]["reason"] == ""
+    done = cli(*common, *options)
+    assert done.returncode == 0, done.stderr
+    assert "rows differing" in done.stdout
+    assert "With --exact nothing may differ" in done.stdout
+    done = cli(*common, "--prompts", str(tmp_path / "missing.txt"))
+    assert done.returncode == 2
+    assert "cannot read" in done.stderr
