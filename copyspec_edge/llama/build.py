@@ -13,11 +13,16 @@ from copyspec_edge.host import machine
 
 @cache
 def build_key() -> str:
-    """A short id of the installed llama.cpp on this processor."""
-    facts = [llama_cpp.__version__, machine.fingerprint()]
-    for library in sorted(library_folder().glob("*")):
+    """A short id of the installed llama.cpp on this processor, the same as long as we run."""
+    return key_of(llama_cpp.__version__, machine.fingerprint(), library_folder())
+
+
+def key_of(version: str, processor: str, libraries: Path) -> str:
+    """A short id of a build: its version, the processor's id and the folder of its libraries."""
+    facts = [version, processor]
+    for library in sorted(libraries.glob("*")):
         status = library.stat()
-        facts.append(f"{library.name} {status.st_size} {status.st_mtime_ns}")
+        facts.append(f"{library.name!r} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 

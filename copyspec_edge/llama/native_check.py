@@ -2,9 +2,8 @@
 
 A build can use instructions that the processor advertises and the virtual machine traps on (AMX).
 Such a crash takes the whole process down, so it is provoked once, in a child, on a tiny quantized
-model written for the purpose, and the outcome is remembered for this build on this machine.
-
-Run as a script this file is the child. It must then import nothing of this package.
+model, and the outcome is remembered for this build on this machine. What passes is not remembered:
+a child that was killed, ran out of memory or of time says nothing about the build.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,10 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from copyspec_edge.errors import NativeBuildError
+from copyspec_edge.host import machine, write_atomically
+from copyspec_edge.llama import build
+from copyspec_edge.llama.presets import rebuild_command
+from copyspec_edge.llama.tiny_model import write_tiny_model
+
 Status = Literal["works", "crashes", "unknown"]
 
-_TIMEOUT_SECONDS = 60
-_DONE = "decoded"
+CHILD = Path(__file__).with_name("native_child.py")
+TIMEOUT_SECONDS = 60.0
+_CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGTRAP", "SIGSYS")
+# Windows: access violation, illegal and privileged instruction, breakpoint, division, stack.
+_EXCEPTIONS = (0xC0000005, 0xC000001D, 0xC0000096, 0x80000003, 0xC0000094, 0xC00000FD)
+_FAST_FAIL = 0xC0000409  # how abort() ends a process there
 _logger = logging.getLogger("copyspec_edge")
 
 
@@ -37,15 +47,12 @@ class Outcome:
 def choose_extra_bufts() -> bool:
     """Whether models may be loaded with repacked weights and AMX kernels on this machine.
 
-    The first call for a build and machine runs one or two child processes; warns where the build
-    is bad, or where nothing could be found out.
+    The first call for a build and machine runs some child processes; warns where the build is bad,
+    or where nothing could be found out.
 
     Raises:
         NativeBuildError: llama.cpp crashes either way.
     """
-    from copyspec_edge.errors import NativeBuildError
-    from copyspec_edge.llama.presets import rebuild_command
-
     outcome = remembered_probe(extra_bufts=True)
     if outcome.status == "works":
         return True
@@ -73,10 +80,7 @@ def choose_extra_bufts() -> bool:
 
 def remembered_probe(*, extra_bufts: bool) -> Outcome:
     """The outcome for this build and machine: from the cache folder, else from a new probe."""
-    from copyspec_edge.host import machine
-    from copyspec_edge.llama.build import build_key
-
-    path = machine.cache_folder() / "native" / f"{build_key()}.json"
+    path = machine.cache_folder() / "native" / f"{build.build_key()}.json"
     name = "extra_bufts" if extra_bufts else "plain"
     known = _read(path)
     if name in known:
@@ -88,37 +92,73 @@ def remembered_probe(*, extra_bufts: bool) -> Outcome:
 
 
 def probe(*, extra_bufts: bool) -> Outcome:
-    """Decode a tiny model in a child process, with one thread."""
+    """Decode a tiny model in a child process, with one thread. A crash is believed when repeated.
+
+    Killed, out of memory, out of time, never started: all of these are "unknown".
+    """
     if getattr(sys, "frozen", False) or not sys.executable:
         return Outcome("unknown", "no Python interpreter to run the check in")
-    # Run by path and not by module name: importing the package would take seconds.
-    code = f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
-    command = [sys.executable, "-c", code, str(int(extra_bufts))]
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome("unknown", f"the check took longer than {_TIMEOUT_SECONDS} s")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "tiny.gguf"
+            write_tiny_model(path)
+            first = _run_child(path, extra_bufts)
+            if first.status != "crashes":
+                return first
+            second = _run_child(path, extra_bufts)
     except OSError as error:
         return Outcome("unknown", f"the check could not be started: {error}")
-    return _judge(done.returncode, done.stdout, done.stderr)
+    if second.status == "works":
+        return Outcome("unknown", f"it crashed once ({first.detail}) and then worked")
+    return second
 
 
-def _judge(code: int, stdout: bytes, stderr: bytes) -> Outcome:
-    if code == 0 and _DONE.encode() in stdout:
+def _run_child(path: Path, extra_bufts: bool) -> Outcome:
+    # By path and not by module name: importing the package would take seconds.
+    code = f"import runpy; runpy.run_path({str(CHILD)!r}, run_name='__main__')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(int(extra_bufts)), str(path)],
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome("unknown", f"the check took longer than {TIMEOUT_SECONDS:g} s")
+    return judge(done.returncode, done.stdout, done.stderr)
+
+
+def judge(code: int, stdout: bytes, stderr: bytes) -> Outcome:
+    """What the end of a child says about the build.
+
+    Args:
+        code: exit code; below 0 a signal, above 255 an exception of Windows.
+    """
+    if code == 0 and b"decoded" in stdout:
         return Outcome("works")
+    errors = stderr.decode("utf-8", "replace").strip()
+    last_line = errors.rpartition("\n")[2]
     if code < 0:
-        return Outcome("crashes", f"signal {-code}")
-    if code > 0xFF:
+        name = _signal_name(-code)
+        is_crash = name in _CRASHES or (name == "SIGABRT" and not _tells_of_memory(errors))
+        detail = f"signal {-code}" if is_crash else f"ended by {name}; {last_line}".rstrip("; ")
+        return Outcome("crashes" if is_crash else "unknown", detail)
+    if code in _EXCEPTIONS or (code == _FAST_FAIL and not _tells_of_memory(errors)):
         return Outcome("crashes", f"exception {code:#x}")
-    last_line = stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return Outcome("unknown", last_line or f"exit code {code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tells_of_memory(errors: str) -> bool:
+    """Whether a process that aborted itself did so because it got no memory."""
+    return any(sign in errors.lower() for sign in ("alloc", "memory"))
 
 
 def _read(path: Path) -> dict[str, Outcome]:
@@ -134,88 +174,5 @@ def _read(path: Path) -> dict[str, Outcome]:
 
 
 def _write(path: Path, outcomes: dict[str, Outcome]) -> None:
-    from copyspec_edge.host import write_atomically
-
     raw = {name: {"status": o.status, "detail": o.detail} for name, o in outcomes.items()}
     write_atomically(path, json.dumps(raw))
-
-
-def write_tiny_model(
-    path: Path,
-    *,
-    heads: int = 4,
-    kv_heads: int = 4,
-    head_width: int = 64,
-    context: int = 64,
-) -> None:
-    """Write a one-layer Q4_0 llama of half a megabyte: the kernels that crash, in 0.3 seconds."""
-    import gguf
-    import numpy as np
-
-    width, hidden, vocabulary = 256, 512, 64
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_width)
-    writer.add_value_length(head_width)
-    writer.add_rope_dimension_count(head_width)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocabulary)
-    writer.add_tokenizer_model("no_vocab")
-    random = np.random.default_rng(0)
-
-    def add(name: str, rows: int, columns: int) -> None:
-        weights = random.standard_normal((rows, columns), dtype=np.float32) / 16
-        quantized = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q4_0)
-        writer.add_tensor(f"{name}.weight", quantized, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-
-    add("token_embd", vocabulary, width)
-    add("output", vocabulary, width)
-    add("blk.0.attn_q", heads * head_width, width)
-    add("blk.0.attn_k", kv_heads * head_width, width)
-    add("blk.0.attn_v", kv_heads * head_width, width)
-    add("blk.0.attn_output", width, heads * head_width)
-    add("blk.0.ffn_gate", hidden, width)
-    add("blk.0.ffn_up", hidden, width)
-    add("blk.0.ffn_down", width, hidden)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _child(extra_bufts: bool) -> None:
-    import ctypes
-
-    import llama_cpp
-    import numpy as np
-
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "tiny.gguf"
-        write_tiny_model(path)
-        params = llama_cpp.llama_model_default_params()
-        params.use_extra_bufts = extra_bufts
-        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        context_params = llama_cpp.llama_context_default_params()
-        context_params.n_ctx = 64
-        context_params.n_threads = context_params.n_threads_batch = 1
-        context = llama_cpp.llama_init_from_model(model, context_params)
-        tokens = (ctypes.c_int32 * 8)(*range(8))
-        code = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, 8))
-        row = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (64,))
-        if code or not np.isfinite(row).all():
-            raise SystemExit(f"decoding a tiny model went wrong (code {code})")
-        sys.stdout.write(_DONE)
-        sys.stdout.flush()
-        llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1] == "1")

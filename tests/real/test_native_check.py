@@ -7,15 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import llama_cpp
 import pytest
+from conftest import RunPython
 
 from copyspec_edge import Model, NativeBuildError, SamplingParams, Settings
 from copyspec_edge import model as model_module
-from copyspec_edge.host import machine
 from copyspec_edge.llama import build, native_check
-from copyspec_edge.llama.build import build_key
-from copyspec_edge.llama.native_check import choose_extra_bufts, probe, remembered_probe
+from copyspec_edge.llama.build import key_of
+from copyspec_edge.llama.native_check import choose_extra_bufts, judge, probe, remembered_probe
 from copyspec_edge.llama.weights import Weights
 
 CRASH = "import ctypes; ctypes.string_at(0)"
@@ -36,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     """Make the probe run other code."""
     script = tmp_path / "child.py"
-    monkeypatch.setattr(native_check, "__file__", str(script))
+    monkeypatch.setattr(native_check, "CHILD", script)
 
     def use(code: str) -> None:
         script.write_text(code, encoding="utf-8")
@@ -64,10 +63,10 @@ def test_the_real_probe_tells_whether_this_build_decodes() -> None:
     assert probe(extra_bufts=True).status in ("works", "crashes")
 
 
-def test_the_real_probe_needs_nothing_of_the_package() -> None:
+def test_the_real_child_needs_nothing_of_the_package(tiny_path: Path) -> None:
     code = (
-        "import runpy, sys; sys.argv[1:] = ['0']\n"
-        f"runpy.run_path({native_check.__file__!r}, run_name='__main__')\n"
+        f"import runpy, sys; sys.argv[1:] = ['0', {str(tiny_path)!r}]\n"
+        f"runpy.run_path({str(native_check.CHILD)!r}, run_name='__main__')\n"
         "assert 'copyspec_edge' not in sys.modules and 'numba' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -97,9 +96,91 @@ def test_a_crash_is_told_with_its_signal(child: Child) -> None:
     assert (outcome.status, outcome.detail) == ("crashes", "signal 11")
 
 
-def test_an_exit_code_of_a_windows_exception_is_a_crash() -> None:
-    outcome = native_check._judge(0xC000001D, b"", b"")
-    assert (outcome.status, outcome.detail) == ("crashes", "exception 0xc000001d")
+@pytest.mark.parametrize(
+    ("code", "stderr", "status"),
+    [
+        (0xC0000005, b"", "crashes"),
+        (0xC000001D, b"", "crashes"),
+        (0xC0000409, b"", "crashes"),
+        (0xC0000409, b"std::bad_alloc", "unknown"),
+        (0xC0000017, b"", "unknown"),  # no memory
+        (0xC000013A, b"", "unknown"),  # Ctrl-C
+        (0xC0000135, b"", "unknown"),  # a library was not found
+    ],
+)
+def test_of_windows_exceptions_only_faults_are_crashes(
+    code: int, stderr: bytes, status: str
+) -> None:
+    outcome = judge(code, b"", stderr)
+    assert outcome.status == status
+    assert (outcome.detail == f"exception {code:#x}") == (status == "crashes")
+
+
+ABORT = "import os, sys; sys.stderr.write({!r}); sys.stderr.flush(); os.abort()"
+PASSING = {
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "told to end": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "C++ memory": ABORT.format("terminate called after throwing an instance of 'std::bad_alloc'"),
+    "native memory": ABORT.format("ggml_aligned_malloc: insufficient memory"),
+    "Python memory": "raise MemoryError",
+    "no model": "raise SystemExit('llama.cpp could not load a tiny model')",
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@pytest.mark.parametrize("reason", list(PASSING))
+def test_what_passes_is_no_crash_and_not_remembered(
+    child: Child, cache: Path, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    child(PASSING[reason])
+    assert choose_extra_bufts() is False
+    (warning,) = warnings(caplog)
+    assert "could not check" in warning
+    assert remembered_files(cache) == []
+    child(FINE)
+    assert choose_extra_bufts() is True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_an_assertion_of_llama_cpp_is_a_crash(child: Child) -> None:
+    child(ABORT.format("GGML_ASSERT(n > 0) failed"))
+    assert probe(extra_bufts=True).status == "crashes"
+
+
+def test_a_crash_that_does_not_happen_again_is_not_believed(
+    child: Child, cache: Path, tmp_path: Path
+) -> None:
+    mark = tmp_path / "was here"
+    child(
+        f"from pathlib import Path\nmark = Path({str(mark)!r})\n"
+        f"if not mark.exists():\n    mark.touch()\n    {CRASH}\n{FINE}\n"
+    )
+    outcome = remembered_probe(extra_bufts=True)
+    assert outcome.status == "unknown"
+    assert "crashed once" in outcome.detail
+    assert remembered_files(cache) == []
+
+
+NO_MEMORY = """
+import runpy, sys
+import llama_cpp
+llama_cpp.{} = lambda *arguments: None
+runpy.run_path({!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "refused", ["llama_model_load_from_file", "llama_init_from_model", "llama_get_logits"]
+)
+def test_what_llama_cpp_refuses_for_want_of_memory_is_no_crash(
+    request: pytest.FixtureRequest, refused: str
+) -> None:
+    real = native_check.CHILD
+    child: Child = request.getfixturevalue("child")
+    child(NO_MEMORY.format(refused, str(real)))
+    outcome = probe(extra_bufts=False)
+    assert outcome.status == "unknown"
+    assert "tiny model" in outcome.detail
 
 
 def test_a_child_that_cannot_be_started_is_unknown(
@@ -153,13 +234,13 @@ def test_a_child_that_hangs_is_ended_and_asked_again_next_time(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(native_check, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(native_check, "TIMEOUT_SECONDS", 0.5)
     child("import time; time.sleep(60)")
     assert choose_extra_bufts() is False
     (warning,) = warnings(caplog)
     assert "longer than 0.5 s" in warning
     assert remembered_files(cache) == []
-    monkeypatch.setattr(native_check, "_TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(native_check, "TIMEOUT_SECONDS", 60.0)
     child(FINE)
     assert choose_extra_bufts() is True
 
@@ -221,24 +302,27 @@ def test_another_build_is_asked_again(child: Child, monkeypatch: pytest.MonkeyPa
     assert not choose_extra_bufts()
 
 
-def test_another_processor_or_library_is_another_build(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    keys = [build_key()]
-    monkeypatch.setattr(machine, "fingerprint", lambda: "another processor")
-    keys.append(key_of_a_new_process())
-    monkeypatch.setattr(llama_cpp.llama_cpp, "_base_path", tmp_path)
+def test_another_version_processor_or_library_is_another_build(tmp_path: Path) -> None:
+    def key(version: str = "1", processor: str = "a") -> str:
+        assert key_of(version, processor, tmp_path) == key_of(version, processor, tmp_path)
+        return key_of(version, processor, tmp_path)
+
+    keys = [key(), key(version="2"), key(processor="b")]
     for content in (b"", b"rebuilt"):
         (tmp_path / "libllama.so").write_bytes(content)
-        keys.append(key_of_a_new_process())
-    build_key.cache_clear()
+        keys.append(key())
     assert len(set(keys)) == len(keys)
 
 
-def key_of_a_new_process() -> str:
-    """The key is computed once a process."""
-    build_key.cache_clear()
-    return build_key()
+def test_importing_looks_at_no_build(run_python: RunPython) -> None:
+    code = (
+        "import copyspec_edge.model\n"
+        "from copyspec_edge.llama.build import build_key\n"
+        "print(build_key.cache_info().currsize)\n"
+        "build_key(), build_key()\n"
+        "print(build_key.cache_info().misses)"
+    )
+    assert run_python("-c", code).stdout.split() == ["0", "1"]
 
 
 def test_a_model_loads_and_decodes_without_repacking_on_a_build_that_crashes(

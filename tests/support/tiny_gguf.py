@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from copyspec_edge.llama.native_check import write_tiny_model
+from copyspec_edge.llama.tiny_model import write_tiny_model
 
 TINY_VOCABULARY = 64
 TINY_CONTEXT = 64
