@@ -19,7 +19,7 @@ import numpy as np
 from copyspec_edge import Model, Settings
 from copyspec_edge.drafting.acceptance import N_PRIOR, AcceptanceModel
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
-from copyspec_edge.evaluation.simulate import CURVES, geometric_mean, replay, replay_all
+from copyspec_edge.evaluation.replay import CURVES, geometric_mean, replay, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from copyspec_edge import CopySpecError, Model, Settings
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
+from copyspec_edge.evaluation.baseline_choice import BEST, NAMES, chosen_baselines, parse_names
 from copyspec_edge.evaluation.baselines import Factory
 from copyspec_edge.evaluation.oracle import oracle_speedups
-from copyspec_edge.evaluation.rivals import BEST, NAMES, parse_names, rivals
-from copyspec_edge.evaluation.simulate import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
+from copyspec_edge.evaluation.replay import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
 from copyspec_edge.tuning.cost import CostCurve
@@ -54,7 +54,9 @@ class Bench:
 
     def baselines(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """Speed-ups by name and task."""
-        chosen = rivals(names, self.traces, self.curve, self.eog_tokens, carried=self.carried)
+        chosen = chosen_baselines(
+            names, self.traces, self.curve, self.eog_tokens, carried=self.carried
+        )
         return {name: self.speedups(self.run(make, trimmed=False)) for name, make in chosen.items()}
 
 

@@ -14,15 +14,16 @@ from copyspec_edge.cli.options import add_model_options, load_model
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.evaluation import (
     NAMES,
+    OURS,
     PLAIN,
     Run,
     Sources,
     TokenTrace,
+    chosen_baselines,
     contenders,
     parse_names,
     prefill_speed,
     report,
-    rivals,
     run_traces,
     tokenized,
 )
@@ -103,11 +104,11 @@ def _measure(
     eog_tokens = model.eog_tokens
     with model.session() as session:
         engine, cost = session.engine, session.cost
-        prefill = prefill_speed(engine, token=0)
-        others = rivals(names, traces, cost.curve, eog_tokens, carried=True)
+        prefill = prefill_speed(engine, traces)
+        others = chosen_baselines(names, traces, cost.curve, eog_tokens, carried=True)
         field = contenders(others, session.drafter, cost, model.n_ctx, eog_tokens)
         runs: list[Run] = []
-        steps = run_traces(
+        decoded = run_traces(
             engine,
             traces,
             field,
@@ -116,9 +117,9 @@ def _measure(
             repetitions=arguments.repetitions,
             free=arguments.free,
         )
-        for run in tqdm(steps, total=len(traces) * len(field), file=sys.stderr, disable=None):
+        for run in tqdm(decoded, total=len(traces) * len(field), file=sys.stderr, disable=None):
             runs.append(run)
-        curve = cost.curve
+        curve = next(contender.cost.curve for contender in field if contender.name == OURS)
     plain = [run for run in runs if run.contender == PLAIN]
     replayed = [
         TokenTrace(trace.task, trace.prompt, run.answer)

@@ -2,29 +2,41 @@
 
 Drafting, verification and rollback are real; only the choice at each row is the recorded token, so
 the time is what it would be if this model wrote that answer. Contenders take turns on every trace
-in one context, behind one reading of its prompt.
+in one context, behind one reading of its prompt, and all repetitions of a trace start from what was
+learned before it.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 
 from copyspec_edge.arrays import Row, Tokens
-from copyspec_edge.decoding import History, Step, decode
-from copyspec_edge.drafting import Costs, Drafter, NoDrafter
+from copyspec_edge.decoding import EngineLike, History, Step, decode
+from copyspec_edge.drafting import Drafter, NoDrafter
 from copyspec_edge.evaluation.baselines import Factory
 from copyspec_edge.evaluation.traces import TokenTrace
-from copyspec_edge.llama import Engine
 from copyspec_edge.sampling import GreedySampler
-from copyspec_edge.tuning import FREE_ROWS
+from copyspec_edge.tuning import FREE_ROWS, MeasuredCosts
 
 PLAIN = "plain"
 OURS = "copyspec-edge"
+PREFILL_TOKENS = 512
+
+
+class ContextEngine(EngineLike, Protocol):
+    """An engine that says how much it can read."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of context."""
+        ...
 
 
 class RecordedSampler:
@@ -48,13 +60,13 @@ class RecordedSampler:
         return len(draft)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contender:
-    """One way to decode: its drafter is kept from trace to trace and reset at each."""
+    """One way to decode, with what it has learned: both parts are kept from trace to trace."""
 
     name: str
     drafter: Drafter
-    cost: Costs
+    cost: MeasuredCosts
 
 
 @dataclass
@@ -90,7 +102,7 @@ class Run:
 def contenders(
     others: Mapping[str, Factory],
     ours: Drafter,
-    cost: Costs,
+    cost: MeasuredCosts,
     capacity: int,
     eog_tokens: frozenset[int],
 ) -> list[Contender]:
@@ -102,7 +114,7 @@ def contenders(
 
 
 def run_traces(
-    engine: Engine,
+    engine: ContextEngine,
     traces: Sequence[TokenTrace],
     field_: Sequence[Contender],
     *,
@@ -113,46 +125,60 @@ def run_traces(
 ) -> Iterator[Run]:
     """Decode every trace with every contender, in turns.
 
+    Every repetition of a trace starts from what the contender had learned before that trace, and
+    the next trace from what one repetition of it taught.
+
     Args:
+        field_: the contenders; afterwards they are as the last trace left them.
         eog_tokens: the model's; one of them is put behind every recording.
         max_tokens: most tokens of one answer.
         free: let the model write its own greedy answers to the traces' prompts.
     """
-    end = np.int32(min(eog_tokens, default=0))
     for trace in traces:
-        said = np.append(trace.output[:max_tokens], end)
         engine.truncate(0)
         engine.eval(trace.prompt, rows=1)
         runs = [Run(trace.task, contender.name, len(trace.prompt)) for contender in field_]
         for repetition in range(repetitions):
+            learners = [copy.deepcopy(contender) for contender in field_]
             for turn in range(len(field_)):
                 index = (turn + repetition) % len(field_)
-                sampler = GreedySampler() if free else RecordedSampler(said)
-                steps = decode(
-                    engine,
-                    _start(engine, trace.prompt, field_[index]),
-                    drafter=field_[index].drafter,
-                    sampler=sampler,
-                    cost=field_[index].cost,
-                    eog=eog_tokens | {int(end)},
-                    max_tokens=max_tokens if free else engine.n_ctx,
-                )
+                steps = _answer(engine, trace, learners[index], eog_tokens, max_tokens, free)
                 runs[index].repetitions.append(list(steps))
+        for contender, learner in zip(field_, learners, strict=True):
+            contender.drafter, contender.cost = learner.drafter, learner.cost
         yield from runs
 
 
-def _start(engine: Engine, prompt: Tokens, contender: Contender) -> History:
-    """The prompt as a history of which only the last token is unread."""
+def _answer(
+    engine: ContextEngine,
+    trace: TokenTrace,
+    contender: Contender,
+    eog_tokens: frozenset[int],
+    max_tokens: int,
+    free: bool,
+) -> Iterator[Step]:
+    """Decode one answer behind a prompt of which only the last token is unread."""
     history = History(engine.n_ctx)
-    history.extend(prompt)
-    engine.truncate(len(prompt) - 1)
+    history.extend(trace.prompt)
+    engine.truncate(len(trace.prompt) - 1)
     contender.drafter.reset()
-    return history
+    end = min(eog_tokens, default=0)
+    recorded = RecordedSampler(np.append(trace.output[:max_tokens], np.int32(end)))
+    return decode(
+        engine,
+        history,
+        drafter=contender.drafter,
+        sampler=GreedySampler() if free else recorded,
+        cost=contender.cost,
+        eog=eog_tokens | {end},
+        max_tokens=max_tokens if free else engine.n_ctx,
+    )
 
 
-def prefill_speed(engine: Engine, token: int, n_tokens: int = 256) -> float:
-    """Prompt tokens per second."""
-    tokens = np.full(min(n_tokens, engine.n_ctx), token, np.int32)
+def prefill_speed(engine: ContextEngine, traces: Sequence[TokenTrace]) -> float:
+    """Prompt tokens per second, on at most PREFILL_TOKENS of the traces' prompts."""
+    prompts = np.concatenate([trace.prompt for trace in traces])
+    tokens = prompts[: min(PREFILL_TOKENS, engine.n_ctx)]
     engine.truncate(0)
     start = time.perf_counter()
     engine.eval(tokens, rows=1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from copyspec_edge.arrays import FloatArray, Tokens
 from copyspec_edge.drafting import MAX_DRAFT, compiled
-from copyspec_edge.evaluation.simulate import answer_tokens
+from copyspec_edge.evaluation.replay import answer_tokens
 from copyspec_edge.evaluation.traces import TokenTrace
 from copyspec_edge.tuning import CostCurve
 

@@ -11,7 +11,7 @@ from copyspec_edge.drafting import CopyDrafter
 from copyspec_edge.errors import CopySpecError
 from copyspec_edge.evaluation.live import OURS, PLAIN, Run
 from copyspec_edge.evaluation.oracle import oracle_speedups
-from copyspec_edge.evaluation.simulate import geometric_mean, replay_all
+from copyspec_edge.evaluation.replay import geometric_mean, replay_all
 from copyspec_edge.evaluation.traces import TokenTrace
 from copyspec_edge.host import machine
 from copyspec_edge.tuning import CostCurve

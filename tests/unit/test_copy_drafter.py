@@ -12,7 +12,7 @@ from copyspec_edge.drafting.acceptance import AcceptanceModel
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.draft_length import trim
 from copyspec_edge.drafting.drafter import MAX_DRAFT
-from copyspec_edge.evaluation.simulate import replay
+from copyspec_edge.evaluation.replay import replay
 from copyspec_edge.evaluation.traces import TokenTrace
 from copyspec_edge.tuning.cost import CPU_CURVE
 

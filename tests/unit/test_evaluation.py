@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_engine import FakeEngine, TinyLanguage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_baselines import (
@@ -27,6 +28,7 @@ from copyspec_edge.chat.template import Message
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import MAX_DRAFT, Draft, Drafter, NoDrafter
 from copyspec_edge.errors import InvalidInputError
+from copyspec_edge.evaluation.baseline_choice import BEST, chosen_baselines, parse_names
 from copyspec_edge.evaluation.baselines import (
     BASELINES,
     PROMPT_LOOKUPS,
@@ -36,12 +38,12 @@ from copyspec_edge.evaluation.baselines import (
 )
 from copyspec_edge.evaluation.built_in import built_in
 from copyspec_edge.evaluation.git_traces import from_git
+from copyspec_edge.evaluation.live import Contender, Run, prefill_speed, run_traces
 from copyspec_edge.evaluation.ngram_cache import NgramCache
 from copyspec_edge.evaluation.ngram_map_k import NgramMapK
 from copyspec_edge.evaluation.ngram_mod import NgramMod
 from copyspec_edge.evaluation.recorded import RECORDED, recorded
-from copyspec_edge.evaluation.rivals import BEST, parse_names, rivals
-from copyspec_edge.evaluation.simulate import CURVES, MAX_TOKENS, geometric_mean, replay, replay_all
+from copyspec_edge.evaluation.replay import CURVES, MAX_TOKENS, geometric_mean, replay, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import (
     MAX_EDIT_CHARS,
@@ -418,7 +420,7 @@ def test_the_best_constants_of_a_curve_are_the_fastest_of_their_families() -> No
         return replay(PROMPT_LOOKUPS[name](200, frozenset()), trace, None).speedup(curve)
 
     for curve, is_long in ((flat, True), (steep, False)):
-        chosen = rivals([BEST], [trace], curve, frozenset(), carried=False)
+        chosen = chosen_baselines([BEST], [trace], curve, frozenset(), carried=False)
         best = next(iter(chosen)).removeprefix("best ")
         assert speedup(best, curve) == max(speedup(name, curve) for name in PROMPT_LOOKUPS)
         assert best.endswith("/31") == is_long
@@ -430,3 +432,77 @@ def test_the_best_constants_of_a_curve_are_the_fastest_of_their_families() -> No
 )
 def test_baselines_are_chosen_by_name(text: str, names: list[str]) -> None:
     assert parse_names(text) == names
+
+
+# Live
+
+
+class Growing:
+    """Drafts one token more at every step, and so shows how many steps it has learned from."""
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+
+    def draft(self, history: Tokens, limit: int) -> Draft:
+        self.n_steps += 1
+        tokens = np.full(min(self.n_steps, limit), 7, np.int32)
+        return Draft(tokens, np.ones(len(tokens), np.float32), "growing")
+
+    def reset(self) -> None:
+        pass
+
+
+class Dearer(CostCurve):
+    """Costs that change with every step, to be told apart by the first of them."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        object.__setattr__(self, "seconds", (self.seconds[0] + 1, *self.seconds[1:]))
+
+
+def live(repetitions: int) -> tuple[list[Run], list[Contender]]:
+    engine = FakeEngine(TinyLanguage(50), n_ctx=64)
+    traces = [token_trace([1, 2, 3, 4, 5], prompt=[8, 9]), token_trace([6, 5, 4], prompt=[8])]
+    field = [Contender(name, Growing(), Dearer((1, 64), (1.0, 1.0))) for name in ("a", "b")]
+    runs = run_traces(
+        engine,
+        traces,
+        field,
+        eog_tokens=frozenset({0}),
+        max_tokens=16,
+        repetitions=repetitions,
+        free=False,
+    )
+    return list(runs), field
+
+
+def drafted(run: Run) -> list[list[int]]:
+    return [[step.drafted for step in steps] for steps in run.repetitions]
+
+
+def test_every_repetition_starts_from_what_was_learned_before_the_trace() -> None:
+    runs, field = live(repetitions=3)
+    assert [run.contender for run in runs] == ["a", "b", "a", "b"]
+    for run in runs[:2]:
+        assert drafted(run) == [[1, 2, 3, 4, 5, 6]] * 3
+    for run in runs[2:]:
+        assert drafted(run) == [[7, 8, 9, 10]] * 3
+    for contender in field:
+        assert contender.cost.curve.seconds[0] == 1 + 10
+
+
+def test_repetitions_teach_no_more_than_one() -> None:
+    (once, learned_once), (thrice, learned_thrice) = live(1), live(3)
+    assert [drafted(run)[0] for run in once] == [drafted(run)[-1] for run in thrice]
+    for one, other in zip(learned_once, learned_thrice, strict=True):
+        assert one.cost.curve.seconds == other.cost.curve.seconds
+
+
+def test_prompts_are_timed_on_the_tokens_of_the_traces() -> None:
+    engine = FakeEngine(TinyLanguage(50), n_ctx=20, n_batch=16)
+    traces = [token_trace([1], prompt=range(1, 9)), token_trace([1], prompt=range(11, 40))]
+    seen: list[int] = []
+    engine.on_chunk = lambda _: seen.extend(engine.tokens[len(seen) :])
+    assert prefill_speed(engine, traces) > 0
+    assert engine.batch_sizes == [20]
+    assert engine.n_past == 0
+    assert seen == [*range(1, 9), *range(11, 19)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.evaluation.baselines import BASELINES, NGRAM_SIMPLES, PROMPT_LOOKUPS, Factory
-from copyspec_edge.evaluation.simulate import geometric_mean, replay_all
+from copyspec_edge.evaluation.replay import geometric_mean, replay_all
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace
 from copyspec_edge.tuning import CostCurve
 
@@ -28,7 +28,7 @@ def parse_names(text: str) -> list[str]:
     return chosen
 
 
-def rivals(
+def chosen_baselines(
     names: Sequence[str],
     traces: Sequence[TokenTrace],
     curve: CostCurve,
