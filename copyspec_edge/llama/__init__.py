@@ -9,7 +9,8 @@ from __future__ import annotations
 from copyspec_edge.llama import log
 from copyspec_edge.llama.build import build_key, features, library_folder, supports_gpu
 from copyspec_edge.llama.candidates import Candidates, selected
-from copyspec_edge.llama.engine import MAX_ROWS, Engine, default_n_ctx
+from copyspec_edge.llama.context import default_n_ctx
+from copyspec_edge.llama.engine import MAX_ROWS, Engine
 from copyspec_edge.llama.native_check import Outcome, choose_extra_bufts, probe
 from copyspec_edge.llama.presets import gpu_presets, rebuild_command
 from copyspec_edge.llama.tiny_model import write_tiny_model

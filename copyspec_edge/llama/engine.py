@@ -20,17 +20,15 @@ from copyspec_edge.errors import (
     ModelLoadError,
     SessionClosedError,
 )
-from copyspec_edge.host import machine
 from copyspec_edge.llama import log as native_log
 from copyspec_edge.llama.abort import ABORT_CALLBACK
 from copyspec_edge.llama.batch import Batch
+from copyspec_edge.llama.context import context_params, make_context
 from copyspec_edge.llama.rollback import choose_rollback
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.settings import Settings
 
 MAX_ROWS = 64
-_GGML_TYPE_BF16 = 30
-_FLASH = {"auto": -1, "on": 1, "off": 0}
 
 
 class Engine:
@@ -57,14 +55,13 @@ class Engine:
         rows = min(MAX_ROWS, settings.n_batch, settings.n_ubatch)
         state = weights.state
         self._cancel = np.zeros(2, np.uint8)
-        native_log.clear_problems()
-        params = _context_params(settings, n_ctx=n_ctx, max_rows=rows)
+        params = context_params(settings, n_ctx=n_ctx, max_rows=rows)
         params.abort_callback = llama_cpp.ggml_abort_callback(ABORT_CALLBACK)
         params.abort_callback_data = self._cancel.ctypes.data
         if state:
             n_ubatch = min(params.n_ubatch, n_ctx)
             params.n_rs_seq = state.affordable_snapshots(rows - 1, n_ubatch)
-        self._context = _make_context(weights, params)
+        self._context = make_context(weights, params)
         self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
         if not llama_cpp.llama_get_memory(self._context):
             self._free()
@@ -73,8 +70,9 @@ class Engine:
             )
         vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
-        n_swa = int(llama_cpp.llama_model_n_swa(weights.pointer))
-        self._rollback = choose_rollback(self._context, n_swa=n_swa, state=state, longest=rows - 1)
+        self._rollback = choose_rollback(
+            self._context, n_swa=weights.n_swa, state=state, longest=rows - 1
+        )
         self.max_rows = self._rollback.longest + 1
         self.rollback = self._rollback.name
         self._batch = Batch(self._n_batch)
@@ -187,59 +185,6 @@ class Engine:
             raise
 
 
-def _context_params(
-    settings: Settings, *, n_ctx: int, max_rows: int
-) -> llama_cpp.llama_context_params:
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = n_ctx
-    params.n_batch = settings.n_batch
-    params.n_ubatch = min(settings.n_batch, settings.n_ubatch)
-    params.n_seq_max = 1
-    params.n_outputs_max = max_rows
-    threads = settings.n_threads or machine.physical_cores()
-    params.n_threads = params.n_threads_batch = threads
-    params.flash_attn_type = _FLASH[settings.flash_attn]
-    params.type_k = _ggml_type(settings.type_k)
-    params.type_v = _ggml_type(settings.type_v)
-    # A window's ring of cells depends, where it wraps, on what was rolled back.
-    params.swa_full = settings.exact
-    params.no_perf = True
-    return params
-
-
-def _make_context(weights: Weights, params: llama_cpp.llama_context_params) -> object:
-    context = llama_cpp.llama_init_from_model(weights.pointer, params)
-    if not context and params.n_rs_seq:
-        # The states may have to fit on a GPU, of whose memory nothing is known.
-        params.n_rs_seq = 0
-        context = llama_cpp.llama_init_from_model(weights.pointer, params)
-    if not context:
-        raise EngineError(
-            f"llama.cpp could not make a context of {params.n_ctx} tokens: "
-            f"{native_log.last_problems() or 'no reason given'}; "
-            "if memory is short, choose a smaller n_ctx or fewer GPU layers"
-        )
-    return context
-
-
-def _ggml_type(name: str) -> int:
-    if name == "bf16":  # llama_cpp has no name for it
-        return _GGML_TYPE_BF16
-    return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
-
-
 def _free_context(context: object, *_outlive: object) -> None:
     """Free a context. The rest is kept until then: the cancel flag, and the weights."""
     llama_cpp.llama_free(context)
-
-
-def default_n_ctx(weights: Weights, settings: Settings) -> int:
-    """The context to use: as asked, else the model's, at most 8192 and half of free memory."""
-    if settings.n_ctx is not None:
-        return settings.n_ctx
-    n_ctx = min(weights.n_ctx_train or 8192, 8192)
-    memory = machine.available_memory()
-    if memory is not None:
-        affordable = memory // 2 // max(1, weights.kv_bytes_per_token())
-        n_ctx = min(n_ctx, max(512, affordable))
-    return n_ctx

@@ -134,6 +134,11 @@ class Weights:
         return int(llama_cpp.llama_model_n_ctx_train(self.pointer))
 
     @property
+    def n_swa(self) -> int:
+        """Width of its sliding window in tokens, 0 without one."""
+        return int(llama_cpp.llama_model_n_swa(self.pointer))
+
+    @property
     def chat_template(self) -> str | None:
         """Source of the chat template, or None."""
         template = llama_cpp.llama_model_chat_template(self.pointer, None)
