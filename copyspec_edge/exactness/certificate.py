@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from copyspec_edge.arrays import FloatArray
-from copyspec_edge.host import write_atomically
+from copyspec_edge.host import read_json, write_json
 from copyspec_edge.settings import FlashAttention, KvType, Settings
 from copyspec_edge.tuning import CostCurve, MeasuredCosts
 
@@ -66,20 +66,19 @@ class Certificate:
 
 def read_certificate(path: Path, key: str) -> Certificate | None:
     """The certificate in a file, or None where there is none that was written whole for `key`."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+
+    def parse(raw: dict[str, Any]) -> Certificate | None:
         if raw["digest"] != _digest(key, raw["certificate"]):
             return None
         return Certificate(**{name: _frozen(value) for name, value in raw["certificate"].items()})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+
+    return read_json(path, parse)
 
 
 def write_certificate(path: Path, key: str, certificate: Certificate) -> None:
     """Keep a certificate under everything that it depends on."""
     content = json.loads(json.dumps(certificate.as_dict()))
-    raw = {"digest": _digest(key, content), "certificate": content}
-    write_atomically(path, json.dumps(raw, indent=1))
+    write_json(path, {"digest": _digest(key, content), "certificate": content})
 
 
 def _digest(key: str, content: object) -> str:

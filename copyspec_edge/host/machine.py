@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import platform
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import platformdirs
+import psutil
 
 
 def cache_folder() -> Path:
@@ -28,19 +28,20 @@ def physical_cores() -> int:
         return _linux_cores()
     if sys.platform == "darwin":
         # The performance cores alone: an efficiency core makes the others wait for it.
-        return _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or 1
-    logical = os.cpu_count() or 1
-    return max(1, logical // 2) if platform.machine().lower() in ("amd64", "x86_64") else logical
+        fast = _sysctl("hw.perflevel0.physicalcpu")
+        if fast:
+            return fast
+    cores = int(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+    if sys.platform == "win32":
+        return min(cores, len(psutil.Process().cpu_affinity()))
+    return cores
 
 
 def available_memory() -> int | None:
     """Bytes of memory that can be used now, or None where the system does not tell."""
     if sys.platform == "linux":
         return _linux_memory()
-    if sys.platform == "darwin":
-        total = _sysctl("hw.memsize")
-        return total // 2 if total else None
-    return _windows_memory()
+    return int(psutil.virtual_memory().available)
 
 
 def fingerprint() -> str:
@@ -88,24 +89,6 @@ def _linux_memory() -> int | None:
         free = int(limit) - int(used or 0)
         return free if available is None else min(available, free)
     return available
-
-
-def _windows_memory() -> int | None:
-    if sys.platform != "win32":
-        return None
-
-    class MemoryStatus(ctypes.Structure):
-        _fields_ = (
-            ("length", ctypes.c_ulong),
-            ("load", ctypes.c_ulong),
-            ("total", ctypes.c_ulonglong),
-            ("available", ctypes.c_ulonglong),
-            ("rest", ctypes.c_ulonglong * 5),
-        )
-
-    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
-    ok = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-    return int(status.available) if ok else None
 
 
 def _sysctl(name: str) -> int:

@@ -8,19 +8,18 @@ a child that was killed, ran out of memory or of time says nothing about the bui
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from copyspec_edge.errors import NativeBuildError
-from copyspec_edge.host import machine, write_atomically
+from copyspec_edge.host import machine, read_json, write_json
 from copyspec_edge.llama import build
 from copyspec_edge.llama.presets import rebuild_command
 from copyspec_edge.llama.tiny_model import write_tiny_model
@@ -82,7 +81,7 @@ def remembered_probe(*, extra_bufts: bool) -> Outcome:
     """The outcome for this build and machine: from the cache folder, else from a new probe."""
     path = machine.cache_folder() / "native" / f"{build.build_key()}.json"
     name = "extra_bufts" if extra_bufts else "plain"
-    known = _read(path)
+    known = read_json(path, _outcomes) or {}
     if name in known:
         return known[name]
     outcome = probe(extra_bufts=extra_bufts)
@@ -161,18 +160,13 @@ def _tells_of_memory(errors: str) -> bool:
     return any(sign in errors.lower() for sign in ("alloc", "memory"))
 
 
-def _read(path: Path) -> dict[str, Outcome]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: Outcome(entry["status"], entry["detail"])
-            for name, entry in raw.items()
-            if entry["status"] in ("works", "crashes")
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
+def _outcomes(raw: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
+    return {
+        name: Outcome(entry["status"], entry["detail"])
+        for name, entry in raw.items()
+        if entry["status"] in ("works", "crashes")
+    }
 
 
 def _write(path: Path, outcomes: dict[str, Outcome]) -> None:
-    raw = {name: {"status": o.status, "detail": o.detail} for name, o in outcomes.items()}
-    write_atomically(path, json.dumps(raw))
+    write_json(path, {name: asdict(outcome) for name, outcome in outcomes.items()})

@@ -6,7 +6,6 @@ of one row with longer ones in between, since a change of shape makes llama.cpp 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ import numpy as np
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding import EngineLike
-from copyspec_edge.host import write_atomically
+from copyspec_edge.host import read_json, write_json
 from copyspec_edge.tuning.cost import SHAPES, CostCurve
 
 _BUDGET_SECONDS = 2.0
@@ -59,7 +58,7 @@ def calibrated(engine: MeasurableEngine, path: Path, token: int) -> CostCurve | 
     Raises:
         EngineError: llama.cpp failed.
     """
-    curve = _read(path)
+    curve = read_json(path, _kept)
     if curve is not None:
         return curve
     curve, spread = measure(engine, token)
@@ -154,17 +153,12 @@ def _curve(samples: dict[int, list[float]]) -> CostCurve:
     return CostCurve(SHAPES, tuple(float(k + b) for k, b in zip(known, beyond, strict=True)))
 
 
-def _read(path: Path) -> CostCurve | None:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        rows, seconds = tuple(raw["rows"]), tuple(map(float, raw["seconds"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
+def _kept(raw: dict[str, list[float]]) -> CostCurve | None:
+    rows, seconds = tuple(raw["rows"]), tuple(map(float, raw["seconds"]))
     sound = all(math.isfinite(s) and s > 0 for s in seconds)
     fits = rows == SHAPES and len(seconds) == len(SHAPES)
     return CostCurve(SHAPES, seconds) if sound and fits else None
 
 
 def _write(path: Path, curve: CostCurve, spread: float) -> None:
-    raw = {"rows": curve.rows, "seconds": curve.seconds, "spread": spread}
-    write_atomically(path, json.dumps(raw))
+    write_json(path, {"rows": curve.rows, "seconds": curve.seconds, "spread": spread})

@@ -6,7 +6,6 @@ others. One layer of random weights has the same attention to compute, and is re
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -16,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from copyspec_edge.errors import CopySpecError
-from copyspec_edge.host import write_atomically
+from copyspec_edge.host import read_json, write_json
 from copyspec_edge.llama import Engine, Weights, write_tiny_model
 from copyspec_edge.settings import Settings
 
@@ -36,17 +35,16 @@ def flash_is_faster(shape: tuple[int, int, int], settings: Settings, path: Path)
     Returns:
         True, llama.cpp's own choice, where it cannot be measured.
     """
-    try:
-        return bool(json.loads(path.read_text(encoding="utf-8"))["faster"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    known = read_json(path, lambda raw: bool(raw["faster"]))
+    if known is not None:
+        return known
     try:
         seconds = _measure(shape, settings)
     except (CopySpecError, ValueError):
         return True
     on, off = median(seconds["on"]), median(seconds["off"])
     if all(max(times) <= _BUSY_SPREAD * min(times) for times in seconds.values()):
-        write_atomically(path, json.dumps({"faster": on < off, "on": on, "off": off}))
+        write_json(path, {"faster": on < off, "on": on, "off": off})
     return on < off
 
 

@@ -6,14 +6,13 @@ others wait for, and a model that waits for memory gains nothing from more.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from copyspec_edge.host import write_atomically
+from copyspec_edge.host import read_json, write_json
 from copyspec_edge.tuning.calibration import MeasurableEngine
 
 _DEPTH = 16
@@ -37,12 +36,12 @@ def choose_threads(engine: MeasurableEngine, path: Path, token: int) -> None:
         EngineError: llama.cpp failed.
     """
     most = engine.n_threads
-    chosen = _read(path)
+    chosen = read_json(path, _thread_count)
     if chosen is None or chosen > most:
         samples = _measure(engine, token)
         chosen, is_busy = _choose(samples)
         if not is_busy:
-            write_atomically(path, json.dumps({"threads": chosen, "seconds": samples}))
+            write_json(path, {"threads": chosen, "seconds": samples})
     engine.set_threads(chosen)
 
 
@@ -82,10 +81,7 @@ def _choose(samples: dict[int, list[float]]) -> tuple[int, bool]:
     return (best if typical[best] < _BETTER * typical[most] else most), False
 
 
-def _read(path: Path) -> int | None:
-    try:
-        threads = json.loads(path.read_text(encoding="utf-8"))["threads"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
+def _thread_count(raw: dict[str, int]) -> int | None:
+    threads = raw["threads"]
     is_count = isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1
     return threads if is_count else None
