@@ -16,7 +16,10 @@ class ModelLoadError(CopySpecError):
 
 
 class NativeBuildError(CopySpecError):
-    """The installed llama.cpp crashes on this machine; the message says how to rebuild it."""
+    """The installed llama.cpp crashes on this machine, or is another than this package knows.
+
+    The message says how to rebuild it, or which one to install.
+    """
 
 
 class RegistryError(CopySpecError):

@@ -44,11 +44,11 @@ def doctor(arguments: argparse.Namespace) -> int:
         raise InvalidInputError("--json needs --exact")
     if arguments.json:
         return _print_json(arguments)
-    native_log.install()
-    _print_facts()
-    works = _check_build()
-    if arguments.model:
-        works = _check_model(arguments) and works
+    with native_log.attached():
+        _print_facts()
+        works = _check_build()
+        if arguments.model:
+            works = _check_model(arguments) and works
     return 0 if works else 1
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from copyspec_edge.errors import EngineError, ExactnessError
 from copyspec_edge.exactness.certificate import Certificate, read_certificate, write_certificate
 from copyspec_edge.exactness.probe import PROBE_CONTEXT, Finding, probe
-from copyspec_edge.host import machine
+from copyspec_edge.host import machine, printable
 from copyspec_edge.llama import Engine, Weights, build_key, choose_extra_bufts, default_n_ctx
 from copyspec_edge.settings import FLOAT_KV, FlashAttention, Settings
 from copyspec_edge.tuning import tuned_settings
@@ -114,7 +114,7 @@ def _search(
     _logger.info(
         "finding settings under which copying changes no bit (once; one to ten minutes for a small "
         "model, longer on a busy machine): %s",
-        weights.path.name,
+        printable(weights.path),
     )
     screened: list[_Candidate] = []
     for use_extra_bufts in dict.fromkeys(options):

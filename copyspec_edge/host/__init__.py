@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from copyspec_edge.host import machine
 from copyspec_edge.host.data_files import data_file, read_toml
-from copyspec_edge.host.files import read_json, write_json
+from copyspec_edge.host.files import printable, read_json, write_json
 from copyspec_edge.host.machine import cache_folder
 
-__all__ = ["cache_folder", "data_file", "machine", "read_json", "read_toml", "write_json"]
+__all__ = [
+    "cache_folder",
+    "data_file",
+    "machine",
+    "printable",
+    "read_json",
+    "read_toml",
+    "write_json",
+]

@@ -1,4 +1,4 @@
-"""Small JSON files in the user's cache folder. Losing one costs time, never more."""
+"""Names of files, and small JSON files in the cache folder: losing one costs time, never more."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ _DAMAGE = (
 _logger = logging.getLogger("copyspec_edge")
 
 
+def printable(path: Path) -> str:
+    """A path as text that can be written anywhere: bytes that are not UTF-8 as escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def read_json(path: Path, parse: Callable[[Any], _T | None]) -> _T | None:
     """What `parse` makes of a file; None where there is none, or a damaged one.
 
@@ -45,4 +50,4 @@ def write_json(path: Path, content: object) -> None:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        _logger.info("cannot write %s: %s", path, error)
+        _logger.info("cannot write %s: %s", printable(path), error)

@@ -7,6 +7,7 @@ import llama_cpp
 from copyspec_edge.errors import EngineError
 from copyspec_edge.host import machine
 from copyspec_edge.llama import log as native_log
+from copyspec_edge.llama.compatibility import complete
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.settings import Settings
 
@@ -54,6 +55,7 @@ def make_context(weights: Weights, params: llama_cpp.llama_context_params) -> ob
         EngineError: llama.cpp could not make it, mostly for lack of memory.
     """
     native_log.clear_problems()
+    complete(params)
     context = llama_cpp.llama_init_from_model(weights.pointer, params)
     if not context and params.n_rs_seq:
         # The states may have to fit on a GPU, of whose memory nothing is known.

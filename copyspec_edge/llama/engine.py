@@ -20,6 +20,7 @@ from copyspec_edge.errors import (
     ModelLoadError,
     SessionClosedError,
 )
+from copyspec_edge.host import printable
 from copyspec_edge.llama import log as native_log
 from copyspec_edge.llama.abort import ABORT_CALLBACK
 from copyspec_edge.llama.batch import Batch
@@ -66,7 +67,8 @@ class Engine:
         if not llama_cpp.llama_get_memory(self._context):
             self._free()
             raise ModelLoadError(
-                f"{weights.path}: it keeps no memory of what it has read, so it does not write text"
+                f"{printable(weights.path)}: it keeps no memory of what it has read, "
+                "so it does not write text"
             )
         vocab = llama_cpp.llama_model_get_vocab(weights.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from copyspec_edge.errors import NativeBuildError
 from copyspec_edge.host import machine, read_json, write_json
 from copyspec_edge.llama import build
+from copyspec_edge.llama.compatibility import require_compatible
 from copyspec_edge.llama.presets import rebuild_command
 from copyspec_edge.llama.tiny_model import write_tiny_model
 
@@ -50,8 +51,9 @@ def choose_extra_bufts() -> bool:
     or where nothing could be found out.
 
     Raises:
-        NativeBuildError: llama.cpp crashes either way.
+        NativeBuildError: llama.cpp crashes either way, or is another than this package knows.
     """
+    require_compatible()
     outcome = remembered_probe(extra_bufts=True)
     if outcome.status == "works":
         return True

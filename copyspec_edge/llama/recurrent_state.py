@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from copyspec_edge.host import machine
 from copyspec_edge.llama.batch import SEQUENCE, Batch
+from copyspec_edge.llama.compatibility import complete
 
 _PARTIAL_ONLY = 1  # llama_cpp has no name for it
 # The states of one batch may take this share of free memory, and are worth having from this many.
@@ -93,7 +94,7 @@ def probe_state(model: object, n_threads: int) -> State:
     params.n_seq_max = params.n_rs_seq = 1
     params.n_threads = params.n_threads_batch = n_threads
     params.swa_full = False
-    context = llama_cpp.llama_init_from_model(model, params)
+    context = llama_cpp.llama_init_from_model(model, complete(params))
     if not context:
         return State(0, has_snapshots=False, can_restore=False)
     try:
@@ -111,8 +112,10 @@ def _restores(context: object, model: object, copy: StateCopy) -> bool:
 
     def read(start: int, stop: int) -> Row:
         row = np.full(n_vocab, np.nan, np.float32)
-        if llama_cpp.llama_decode(context, batch.fill(tokens[start:stop], start, 1)) == 0:
-            row[:] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (n_vocab,))
+        code = llama_cpp.llama_decode(context, batch.fill(tokens[start:stop], start, 1))
+        logits = llama_cpp.llama_get_logits(context) if code == 0 else None
+        if logits:
+            row[:] = np.ctypeslib.as_array(logits, (n_vocab,))
         return row
 
     read(0, _N_PROBED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import re
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,25 +19,12 @@ from copyspec_edge.errors import (
     SessionBusyError,
     SessionClosedError,
 )
-from copyspec_edge.host import machine
+from copyspec_edge.host import machine, printable
 from copyspec_edge.llama import log as native_log
+from copyspec_edge.llama.compatibility import complete, require_compatible
+from copyspec_edge.llama.model_file import check_file, explain
 from copyspec_edge.llama.recurrent_state import State, probe_state
 from copyspec_edge.settings import Settings
-
-_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_NO_WEIGHTS = "weights are missing: a vocabulary-only file, or one made for another program"
-# Part of llama.cpp's log -> what it means to the user.
-_REASONS = (
-    ("unknown model architecture", "this llama.cpp does not know the model's architecture; "
-     "a newer llama-cpp-python may: pip install --upgrade llama-cpp-python"),
-    ("missing tensor", _NO_WEIGHTS),
-    ("check_tensor_dims", _NO_WEIGHTS),
-    ("not within the file bounds", "the file is truncated; download it again"),
-    ("failed to read", "the file is truncated or damaged; download it again"),
-    ("unable to allocate", "not enough memory; choose a smaller model or fewer GPU layers"),
-    ("out of memory", "not enough memory; choose a smaller model or fewer GPU layers"),
-    ("invalid split file", "pass the first part of a split model, …-00001-of-….gguf"),
-)  # fmt: skip
 
 
 class Weights:
@@ -45,25 +32,22 @@ class Weights:
 
     Raises:
         ModelLoadError: not a file llama.cpp can decode with; the message says why.
+        NativeBuildError: the installed llama-cpp-python is another than this package knows.
     """
 
     def __init__(self, path: Path, settings: Settings, *, use_extra_bufts: bool) -> None:
-        _check_file(path)
-        native_log.install()
-        native_log.clear_problems()
-        llama_cpp.llama_backend_init()
-        pointer = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), _params(settings, use_extra_bufts)
-        )
-        if not pointer:
-            raise ModelLoadError(_explain(path, native_log.last_problems()))
+        require_compatible()
+        check_file(path)
+        params = _params(settings, use_extra_bufts)
+        pointer = _load(path, params)
         self.path = path
         self._n_threads = settings.n_threads or machine.physical_cores()
         self.use_extra_bufts = use_extra_bufts
         self._pointer = pointer
         self._lock = threading.Lock()
         self._n_users = 0
-        self._free = weakref.finalize(self, llama_cpp.llama_model_free, pointer)
+        # The native model may point to arrays of the parameters as long as it lives.
+        self._free = weakref.finalize(self, _free_model, pointer, params)
         _refuse_unsupported(self)
 
     @property
@@ -183,33 +167,28 @@ def _params(settings: Settings, use_extra_bufts: bool) -> llama_cpp.llama_model_
         if len(settings.tensor_split) > most:
             raise InvalidInputError(f"tensor_split has more than the {most} possible devices")
         params.tensor_split = (ctypes.c_float * most)(*settings.tensor_split)
-    return params
+    return complete(params)
 
 
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise ModelLoadError(f"{path} is a folder; pass the .gguf file in it")
-    if not path.exists():
-        raise ModelLoadError(f"{path} does not exist")
+def _load(path: Path, params: llama_cpp.llama_model_params) -> object:
+    """The native model, and llama.cpp's log as long as it lives."""
+    native_log.attach()
     try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error.strerror}") from error
-    if magic != b"GGUF":
-        raise ModelLoadError(f"{path} is not a GGUF file; convert or download the model as GGUF")
-    split = _SPLIT_NAME.fullmatch(path.name)
-    if split:
-        stem, _, count = split.groups()
-        names = (f"{stem}-{part:05d}-of-{count}.gguf" for part in range(1, int(count) + 1))
-        missing = [name for name in names if not path.with_name(name).exists()]
-        if missing:
-            raise ModelLoadError(f"{path} is a part of a split model; missing: {missing[0]}")
+        native_log.clear_problems()
+        llama_cpp.llama_backend_init()
+        # The file system's bytes, whether they are UTF-8 or not; on Windows they are.
+        pointer = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            raise ModelLoadError(explain(path, native_log.last_problems()))
+    except BaseException:
+        native_log.detach()
+        raise
+    return pointer
 
 
-def _explain(path: Path, log: str) -> str:
-    meaning = next((text for sign, text in _REASONS if sign in log), "llama.cpp cannot load it")
-    return f"{path}: {meaning}" + (f" (llama.cpp: {log})" if log else "")
+def _free_model(pointer: object, _params: object) -> None:
+    llama_cpp.llama_model_free(pointer)
+    native_log.detach()
 
 
 def _refuse_unsupported(weights: Weights) -> None:
@@ -225,7 +204,7 @@ def _refuse_unsupported(weights: Weights) -> None:
         reason = "llama.cpp's kernels write past heads whose size is no multiple of 64"
     if reason:
         weights.close()
-        raise ModelLoadError(f"{weights.path}: {reason}")
+        raise ModelLoadError(f"{printable(weights.path)}: {reason}")
 
 
 def _wkv_head_size(weights: Weights) -> int:

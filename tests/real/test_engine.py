@@ -5,12 +5,15 @@ import gc
 import itertools
 import json
 import logging
+import os
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kv_combinations
 import llama_cpp
@@ -27,6 +30,7 @@ from copyspec_edge import (
     Model,
     ModelLoadError,
     RegistryError,
+    SamplingParams,
     SessionClosedError,
     Settings,
 )
@@ -506,6 +510,52 @@ def test_more_gpu_shares_than_devices_are_refused(tiny_path: Path) -> None:
     shares = (1.0,) * (llama_cpp.llama_max_devices() + 1)
     with pytest.raises(InvalidInputError, match="tensor_split"):
         Weights(tiny_path, Settings(tensor_split=shares), use_extra_bufts=False)
+
+
+def test_what_the_parameters_point_to_outlives_the_model(
+    tiny_path: Path, extra_bufts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp keeps the address of the shares; whether it copies them is its own affair."""
+    load, shares = llama_cpp.llama_model_load_from_file, list[Any]()
+
+    def watched_load(path: bytes, params: Any) -> object:
+        shares.append(weakref.ref(params))
+        return load(path, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_model_load_from_file", watched_load)
+    settings = Settings(n_threads=1, tensor_split=(1.0,))
+    weights = Weights(tiny_path, settings, use_extra_bufts=extra_bufts)
+    gc.collect()
+    assert shares[0]().tensor_split[0] == 1.0
+    weights.close()
+    gc.collect()
+    assert shares[0]() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_a_file_whose_name_is_not_utf_8_is_a_file(
+    tiny_path: Path,
+    spelling_path: Path,
+    tmp_path: Path,
+    cli: RunPython,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path / "cache"))
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    path = folder / os.fsdecode(b"mod\xe8le.gguf")
+    path.write_bytes(spelling_path.read_bytes())
+    for exact in (False, True):
+        with Model.load(path, Settings(n_threads=1, exact=exact)) as model:
+            reply = model.complete("ab cd", params=SamplingParams(temperature=0, max_tokens=4))
+            assert reply.token_ids
+    done = cli("doctor", "-m", str(path), "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert "caf?/mod?le.gguf" in done.stdout
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError) as caught:
+        Model.load(path, SETTINGS)
+    assert "caf\\xe9/mod\\xe8le.gguf: the file is truncated" in str(caught.value).encode().decode()
 
 
 def test_every_kv_type_with_every_flash_attention_works_or_says_why_not(

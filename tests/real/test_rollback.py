@@ -34,7 +34,7 @@ from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, 
 from copyspec_edge.exactness.probe import _Probe, _SpoiledError
 from copyspec_edge.host import machine
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
-from copyspec_edge.llama.recurrent_state import State
+from copyspec_edge.llama.recurrent_state import State, probe_state
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.sampling.params import SamplingParams
 from copyspec_edge.sampling.sampler import Sampler, make_sampler
@@ -588,6 +588,16 @@ def test_every_kind_can_be_certified_exact_and_is(
         )
     assert copied.stats.drafted_tokens > copied.stats.accepted_tokens > 0
     assert (copied.token_ids, copied.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+@pytest.mark.parametrize("refused", ["llama_get_logits", "llama_init_from_model"])
+def test_a_state_of_which_nothing_can_be_found_out_is_not_put_back(
+    load: Load, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    model = load("mamba2").pointer
+    assert probe_state(model, 1).can_restore
+    monkeypatch.setattr(llama_cpp, refused, lambda *_: ctypes.POINTER(ctypes.c_float)())
+    assert not probe_state(model, 1).can_restore
 
 
 def test_a_search_for_exactness_ends_where_a_cut_goes_back_too_far() -> None:
