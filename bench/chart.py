@@ -30,6 +30,8 @@ LABELS = {
     "search-replace": "search and replace",
     "prose-edit": "edit prose",
 }
+# Kinds of instructions that decide what a batch costs, the best first.
+VECTORS = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX2", "SVE", "NEON")
 _COLOURS = ("#0b6e4f", "#8d99ae", "#b8bfcc", "#dde1e8")
 
 Results = Mapping[str, Any]
@@ -55,8 +57,9 @@ def title(results: Results, model: str | None) -> str:
     """What was measured, on what."""
     name = model or Path(results["model"]["path"]).stem
     said = "its own answers" if results["free"] else "recorded answers"
-    processor, threads = results["machine"]["processor"], results["settings"]["threads"]
-    return f"{name}, {said}\n{processor}, {threads} threads"
+    machine, threads = results["machine"], results["settings"]["threads"]
+    vectors = next((v for v in VECTORS if f"{v} = 1" in machine["llama_cpp"]), "no vectors")
+    return f"{name}, {said}\n{machine['processor']}, {vectors}, {threads} threads"
 
 
 def draw(results: Results, path: Path, *, model: str | None = None) -> None:

@@ -14,6 +14,7 @@ from copyspec_edge.evaluation.oracle import oracle_speedups
 from copyspec_edge.evaluation.replay import geometric_mean, replay_all
 from copyspec_edge.evaluation.traces import TokenTrace
 from copyspec_edge.host import machine
+from copyspec_edge.llama import features
 from copyspec_edge.tuning import CostCurve
 
 _CONTEXT_BIN = 512
@@ -58,6 +59,7 @@ def report(
         "machine": {
             "processor": machine.processor_name(),
             "cores": machine.physical_cores(),
+            "llama_cpp": features(),
             "platform": platform.platform(),
             "python": platform.python_version(),
         },
