@@ -1,1 +1,4 @@
-"""Benchmarks and the tools that make their models. Not part of the installed package."""
+"""Scripts for maintainers, one a file, each of which says when to run it.
+
+Not part of the installed package. What users measure is `copyspec-edge bench`.
+"""

@@ -1,8 +1,9 @@
 """Fits what the accept model knows before it has seen anything: python -m bench.fit_priors.
 
-The model learns over the recorded traces as it does while decoding, several times over in shuffled
-order, with nothing learned of single tokens, since token ids mean something else to every model.
-`--cross` fits on every other task and replays the rest, both ways round, and writes nothing.
+Run it when the features of the accept model change. The model learns over the recorded traces as it
+does while decoding, several times over in shuffled order, with nothing learned of single tokens,
+since token ids mean something else to every model. `--cross` fits on every other task and replays
+the rest, both ways round, and writes nothing.
 """
 
 from __future__ import annotations
