@@ -23,8 +23,10 @@ from copyspec_edge.decoding.loop import decode
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.matcher import Matcher
 from copyspec_edge.llama.vocabulary import Vocab
-from copyspec_edge.sampling.grammar import Grammar, gbnf
+from copyspec_edge.sampling.constrained import Constraint
+from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.logprobs import token_logprob
+from copyspec_edge.sampling.schema_matcher import SchemaMatcher
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
 from copyspec_edge.tuning.cost import CPU_CURVE, CostModel
 
@@ -142,29 +144,51 @@ def choosing(vocab: Vocab) -> dict[str, float]:
         "chain_us": microseconds(lambda: chain.choose(row), _ROUNDS),
         "chain_with_penalties_us": microseconds(lambda: penalized.choose(row), _ROUNDS),
         "logprobs_us": microseconds(lambda: token_logprob(row, 5, 5), _ROUNDS),
-        **grammar_microseconds(vocab, row),
+        **constraint_microseconds(vocab, row),
     }
 
 
-def grammar_microseconds(vocab: Vocab, row: npt.NDArray[np.float32]) -> dict[str, float]:
-    """A grammar between two fields of a JSON object, where most tokens are refused."""
-    properties = {f"name{i}": {"type": "string"} for i in range(20)}
-    schema = {"type": "object", "properties": properties, "required": list(properties)}
-    text = gbnf(SamplingParams(json_schema=schema))
-    assert text is not None
-    grammar = Grammar(text, vocab)
+def constraint_microseconds(vocab: Vocab, row: npt.NDArray[np.float32]) -> dict[str, float]:
+    """One JSON object of twenty strings as a schema and as GBNF, between two of its fields."""
+    names = [f"name{i}" for i in range(20)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "required": names,
+    }
+    fields = ' "," '.join(f'" \\"{name}\\": " string' for name in names)
+    rules = f'root ::= "{{" {fields} "}}"\nstring ::= "\\"" [^"\\\\]* "\\""'
+    makers: dict[str, Callable[[], Constraint]] = {
+        "schema": lambda: SchemaMatcher(schema, vocab),
+        "gbnf": lambda: Grammar(rules, vocab),
+    }
+    once = {
+        "schema_once_us": microseconds(lambda: vocab.trie, 1),
+        "gbnf_once_us": microseconds(lambda: vocab.prefixes, 1),
+    }
+    for name, make in makers.items():
+        once |= {f"{name}_{key}": value for key, value in constraining(make, vocab, row).items()}
+    return once
+
+
+def constraining(
+    make: Callable[[], Constraint], vocab: Vocab, row: npt.NDArray[np.float32]
+) -> dict[str, float]:
+    """The parts of one constraint; of masks, those along a text, the median and the longest."""
+    constraint = make()
     for token in vocab.tokenize('{ "name0": "a",').tolist():
-        grammar.accept(token)
+        constraint.accept(token)
     draft = vocab.tokenize(' "name1": "some words", "name2": "and more of them",')
-    return {
-        "prefixes_once_us": microseconds(lambda: vocab.prefixes, 1),
-        "grammar_make_us": microseconds(lambda: Grammar(text, vocab), 20),
-        "grammar_allows_us": microseconds(lambda: grammar.allows(5), _ROUNDS),
-        "grammar_draft_token_us": microseconds(lambda: grammar.admits(draft), 50) / len(draft),
-        "grammar_refused_greedy_us": microseconds(lambda: grammar.restrict(row, 1), 50),
-        "grammar_refused_top_40_us": microseconds(lambda: grammar.restrict(row, 40), 50),
-        "grammar_refused_all_us": microseconds(lambda: grammar.restrict(row, None), 50),
+    parts = {
+        "make_us": microseconds(make, 20),
+        "allows_us": microseconds(lambda: constraint.allows(5), _ROUNDS),
+        "draft_token_us": microseconds(lambda: constraint.admits(draft), 50) / len(draft),
     }
+    masks = []
+    for token in draft.tolist():
+        masks.append(microseconds(lambda: constraint.restrict(row, None), 1))
+        constraint.accept(token)
+    return {**parts, "mask_us": median(masks), "longest_mask_us": max(masks)}
 
 
 def main() -> None:

@@ -6,13 +6,15 @@ Nothing outside this room imports `llama_cpp`.
 
 from __future__ import annotations
 
-from copyspec_edge.llama import log
+from copyspec_edge.llama import log, samplers
 from copyspec_edge.llama.build import build_key, features, library_folder, supports_gpu
 from copyspec_edge.llama.candidates import Candidates, selected
 from copyspec_edge.llama.context import default_n_ctx
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
+from copyspec_edge.llama.gbnf import gbnf
 from copyspec_edge.llama.native_check import Outcome, choose_extra_bufts, probe
 from copyspec_edge.llama.presets import gpu_presets, rebuild_command
+from copyspec_edge.llama.samplers import NativeSampler
 from copyspec_edge.llama.tiny_model import write_tiny_model
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.llama.weights import Weights
@@ -21,6 +23,7 @@ __all__ = [
     "MAX_ROWS",
     "Candidates",
     "Engine",
+    "NativeSampler",
     "Outcome",
     "Vocab",
     "Weights",
@@ -28,11 +31,13 @@ __all__ = [
     "choose_extra_bufts",
     "default_n_ctx",
     "features",
+    "gbnf",
     "gpu_presets",
     "library_folder",
     "log",
     "probe",
     "rebuild_command",
+    "samplers",
     "selected",
     "supports_gpu",
     "write_tiny_model",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge.errors import EngineError
+from copyspec_edge.llama.samplers import NativeSampler
 
 _RECORD = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -22,15 +23,15 @@ class Candidates:
         self._data = ctypes.cast(self._records.ctypes.data, pointer)
 
     def apply(
-        self, sampler: object, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
+        self, sampler: NativeSampler, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
     ) -> llama_cpp.llama_token_data_array:
-        """Let a native sampler work on candidates, shapes (n,), and give what it left of them."""
+        """Let a sampler work on candidates, shapes (n,), and give what it left of them."""
         self._records["id"][: len(ids)] = ids
         self._records["logit"][: len(ids)] = logits
         array = llama_cpp.llama_token_data_array(
             data=self._data, size=len(ids), selected=-1, sorted=False
         )
-        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+        llama_cpp.llama_sampler_apply(sampler.pointer, ctypes.byref(array))
         return array
 
     def logits(self, n: int) -> npt.NDArray[np.float32]:

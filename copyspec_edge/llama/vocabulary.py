@@ -10,10 +10,12 @@ from itertools import islice
 
 import llama_cpp
 import numpy as np
+from llguidance import LLTokenizer
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.llama.prefixes import Prefixes
+from copyspec_edge.llama.token_trie import token_trie
 from copyspec_edge.llama.weights import Weights
 
 # Characters that no tokenizer merges across from the left in all of the vocabularies we know; one
@@ -49,9 +51,9 @@ class Vocab:
     @cached_property
     def special_text(self) -> re.Pattern[str] | None:
         """Matches text that would be parsed as a special token; None where there is none."""
-        attributes, pointer = llama_cpp.llama_vocab_get_attr, self.native
-        special = [t for t in range(self.n_tokens) if attributes(pointer, t) & _UNPARSED]
-        texts = {self.piece(t, special=True).decode("utf-8", "replace") for t in special} - {""}
+        texts = {
+            self.piece(token, special=True).decode("utf-8", "replace") for token in self._special
+        } - {""}
         if not texts:
             return None
         return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
@@ -63,6 +65,18 @@ class Vocab:
         for token in self.eog_tokens:
             pieces[token] = b""
         return Prefixes(pieces)
+
+    @cached_property
+    def trie(self) -> LLTokenizer:
+        """The tokens as llguidance takes them."""
+        with self._weights.in_use():
+            return token_trie(self._all_pieces(), self._special, self.eog_tokens)
+
+    @cached_property
+    def _special(self) -> list[int]:
+        """Tokens that have no text."""
+        attributes, pointer = llama_cpp.llama_vocab_get_attr, self.native
+        return [t for t in range(self.n_tokens) if attributes(pointer, t) & _UNPARSED]
 
     @cached_property
     def longest_piece(self) -> int:

@@ -1,33 +1,54 @@
-"""ConstrainedSampler: logits processors, logit bias and a grammar around a selector."""
+"""ConstrainedSampler: logits processors, logit bias and a constraint around a selector."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
 from copyspec_edge.arrays import Row, Tokens
 from copyspec_edge.errors import InvalidInputError
-from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.params import SamplingParams
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
 
 
-class ConstrainedSampler:
-    """A selector on rows that processors and biases have changed, within a grammar.
+class Constraint(Protocol):
+    """Which tokens may come next; see `grammar.Grammar` and `schema_matcher.SchemaMatcher`."""
 
-    Asking a grammar about a whole vocabulary is slow: the selector chooses first, and once more
-    among the allowed tokens where its choice is not one of them, as in llama.cpp.
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`, which it allows."""
+        ...
+
+    def admits(self, draft: Tokens) -> int:
+        """How many tokens of a draft may come next, one after the other."""
+        ...
+
+    def restrict(self, row: Row, n_decisive: int | None) -> Row:
+        """The row with -inf for all tokens it does not allow; see `Grammar.restrict`."""
+        ...
+
+
+class ConstrainedSampler:
+    """A selector on rows that processors and biases have changed, within a constraint.
+
+    Asking about a whole vocabulary is slow: the selector chooses first, and once more among the
+    allowed tokens where its choice is not one of them, as in llama.cpp.
     """
 
     def __init__(
         self,
         selector: GreedySampler | ChainSampler,
         params: SamplingParams,
-        grammar: Grammar | None,
+        constraint: Constraint | None,
         prompt: Tokens,
         n_ctx: int,
     ) -> None:
         self._selector = selector
-        self._grammar = grammar
+        self._constraint = constraint
         self._processors = params.logits_processors
         self._biased = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
@@ -39,21 +60,21 @@ class ConstrainedSampler:
         """The selector's choice, among the allowed tokens."""
         row = self._changed(row)
         token = self._selector.choose(row)
-        if self._grammar is None or self._grammar.allows(token):
+        if self._constraint is None or self._constraint.allows(token):
             return token
-        return self._selector.choose(self._grammar.restrict(row, self._selector.n_decisive))
+        return self._selector.choose(self._constraint.restrict(row, self._selector.n_decisive))
 
     def accept(self, token: int) -> None:
-        """Advance selector, grammar and the processors' view."""
+        """Advance selector, constraint and the processors' view."""
         self._selector.accept(token)
-        if self._grammar:
-            self._grammar.accept(token)
+        if self._constraint:
+            self._constraint.accept(token)
         self._committed[self._n_committed] = token
         self._n_committed += 1
 
     def admits(self, draft: Tokens) -> int:
-        """How many tokens of a draft the grammar allows one after the other."""
-        return self._grammar.admits(draft) if self._grammar else len(draft)
+        """How many tokens of a draft the constraint allows one after the other."""
+        return self._constraint.admits(draft) if self._constraint else len(draft)
 
     def _changed(self, row: Row) -> Row:
         if not (self._processors or len(self._biased)):

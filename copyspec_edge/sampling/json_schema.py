@@ -1,46 +1,62 @@
-"""JSON Schema as a GBNF grammar: llama-cpp-python's converter, made right where it is not.
+"""JSON Schema as a grammar for llguidance. It knows schemas, neither tokens nor llama.cpp.
 
-It knows schemas and grammar text, neither tokens nor llama.cpp. What a grammar made from a schema
-would not keep to is refused, so that an answer that ends by itself matches its schema.
+What a grammar made from a schema would not keep to is refused, so that an answer that ends by
+itself matches its schema.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from urllib.parse import unquote
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from llama_cpp.llama_grammar import BuiltinRule, SchemaConverter
+from llguidance import LLMatcher
 
 from copyspec_edge.errors import InvalidInputError
+from copyspec_edge.sampling.exclusive import Schema, settle_one_of
 
-# Keywords that the converter does not look at, and those of which it looks at one only.
-_IGNORED = {
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
-    *("minProperties", "maxProperties", "patternProperties", "propertyNames"),
-    *("unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
-    *("if", "then", "else", "not"),
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_UNUSABLE = {
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("unevaluatedItems", "unevaluatedProperties", "propertyNames", "$dynamicRef"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "$recursiveRef"),
 }
-_EXCLUSIVE = ("$ref", "oneOf", "anyOf", "allOf", "const", "enum", "properties", "items", "pattern")
-_BY_NAME = ("properties", "$defs", "definitions")
-_DATA = ("const", "enum", "default", "example", "examples", "required")
-_COUNTS: dict[tuple[str, str], Callable[[dict[str, Any]], bool]] = {
-    ("minItems", "maxItems"): lambda schema: isinstance(schema.get("items"), dict),
-    ("minLength", "maxLength"): lambda schema: not {"pattern", "format"} & schema.keys(),
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+_URI = "#%/:?@!$&'()*+,;=~"
+_JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
+# llguidance follows references by recursion, and makes states of each of the others.
+_MOST_SCHEMAS = 2000
+_MOST_MEMBERS = {"properties": 1000, "required": 1000, "patternProperties": 100}
+_LARGEST_MULTIPLE = 100_000
+# What llguidance's formats take too much: the 29th of February in any year, a leap second in any
+# minute.
+_DATE = (
+    "[0-9]{4}-(0[13-9]|1|02-([01]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+)
+_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"
+_TIGHTER = {"date": f"^({_DATE})", "time": f"^{_TIME}", "date-time": f"^({_DATE}).*[Tt]{_TIME}"}
+# A blank, or a new line with its indentation: where any white space may stand, some models write
+# it without end.
+_OPTIONS: JsonCompileOptions = {
+    "whitespace_pattern": r" |\n[ ]{0,20}",
+    "lenient": False,
+    "coerce_one_of": False,
 }
-# The converter writes each repetition out.
-_MOST_REPEATS = 2000
-_CHAR = r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
-_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": " \\t"}
-_NUMBER = re.compile(r"(?<=[{,])\d+")
-_LITERAL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
-def schema_to_gbnf(schema: str | Mapping[str, object]) -> str:
-    """A grammar whose `root` matches what the schema describes, with spaces in few places.
+def parse_schema(schema: str | Mapping[str, object]) -> Schema:
+    """A JSON Schema from a caller as JSON's data.
+
+    An object that says nothing of properties it does not name has no others, as tools mean it,
+    wherever that only narrows the schema.
 
     Raises:
         InvalidInputError: not a JSON Schema, or one that a grammar cannot keep to.
@@ -51,140 +67,127 @@ def schema_to_gbnf(schema: str | Mapping[str, object]) -> str:
         raise InvalidInputError(f"the JSON Schema is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidInputError("a JSON Schema is an object here, such as {'type': 'object'}")
-    try:
-        for part in _parts(parsed):
-            _check(part)
-        converter = _Converter()
-        converter.resolve_refs(parsed, "")
-        converter.visit(parsed, "")
-        grammar: str = converter.format_grammar()
-    except InvalidInputError:
-        raise
-    except Exception as error:
-        raise InvalidInputError(f"this JSON Schema cannot be used: {error}") from error
-    return grammar
+    parts = list(_parts(parsed))
+    for path, part in parts:
+        _normalize(part)
+        settle_one_of(part, parsed)
+        _check(path, part)
+    _check_multiples([part["multipleOf"] for _, part in parts if "multipleOf" in part])
+    _close([part for _, part in parts])
+    _tighten([part for _, part in parts])
+    return parsed
 
 
-class _Converter(SchemaConverter):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-        self._names: dict[str, str] = {}
+def to_grammar(schema: Schema) -> str:
+    """A schema in llguidance's form, which may still turn out to be unusable.
 
-    def resolve_refs(self, schema: dict[str, Any], url: str) -> dict[str, Any]:
-        """Look up every reference within the schema, also those in definitions."""
-        for part in _parts(schema):
-            if "$ref" in part:
-                self._refs[part["$ref"]] = _target(schema, part["$ref"])
-        return schema
-
-    def visit(self, schema: dict[str, Any], name: str) -> str:
-        """Add the rule of a schema. Of several types, each keeps its other keywords."""
-        kinds, parts = schema.get("type"), schema.get("allOf", ())
-        if isinstance(kinds, list) and not {"oneOf", "anyOf"} & schema.keys():
-            schema = {"anyOf": [{**schema, "type": kind} for kind in kinds]}
-        elif len(parts) == 1:
-            schema = parts[0]
-        elif any("properties" not in self._refs.get(one.get("$ref"), one) for one in parts):
-            raise InvalidInputError("the JSON Schema's 'allOf' can join objects' properties only")
-        added: str = super().visit(schema, name)
-        return added
-
-    def _resolve_ref(self, ref: str) -> str:
-        """The rule of a definition; while that is being made, its name to be."""
-        if ref not in self._names:
-            name = self._names[ref] = f"schema-reference-{len(self._names)}"
-            rule = self.visit(self._refs[ref], name)
-            if rule != name:
-                self._rules[name] = rule
-        return self._names[ref]
-
-    def _format_literal(self, literal: str) -> str:
-        return f'"{literal.translate(_LITERAL_ESCAPES)}"'
-
-    def _generate_constant_rule(self, value: object) -> str:
-        return self._format_literal(json.dumps(value, ensure_ascii=False))
-
-    def _visit_pattern(self, pattern: str, name: str) -> str:
-        rule: str = super()._visit_pattern(_without_shorthands(pattern), name)
-        return rule
-
-    def _add_primitive(self, name: str, rule: BuiltinRule) -> str:
-        """Its strings may hold control characters, which JSON's must not."""
-        primitive = BuiltinRule(_CHAR) if name == "char" else rule
-        added: str = super()._add_primitive(name, primitive)
-        return added
+    Without `no_forcing`, masks hold one spelling of what is certain to follow, by its tokenizer.
+    """
+    with_options = json.dumps({**schema, "x-guidance": _OPTIONS})
+    return LLMatcher.grammar_from_lark(
+        f'%llguidance {{"no_forcing": true}}\nstart: %json {with_options}'
+    )
 
 
-def _parts(schema: object) -> Iterator[dict[str, Any]]:
-    """A schema and all schemas in it."""
-    if isinstance(schema, list):
-        for one in schema:
-            yield from _parts(one)
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, dict):
-            yield from _parts(list(value.values()))
-        elif key not in _DATA:
-            yield from _parts(value)
+def find_unusable(schema: Schema) -> tuple[str, str]:
+    """The path of the first keyword, or else schema, that is unusable by itself, and why.
+
+    Both are empty if there is none.
+    """
+    with_schemas = {*_BY_NAME, *_LISTED, *_SINGLE, "$ref", "required"}
+    for path, part in _parts(schema):
+        own = {key: value for key, value in part.items() if key not in with_schemas}
+        if reason := _why_unusable(own):
+            keys = sorted(own, key="type".__eq__)
+            others = ({k: own[k] for k in own if k != key} for key in keys)
+            guilty = (k for k, rest in zip(keys, others, strict=True) if not _why_unusable(rest))
+            return _join(path, next(guilty, "")), reason
+    return "", ""
 
 
-def _check(schema: dict[str, Any]) -> None:
-    """Refuse what would be ignored."""
-    if ignored := sorted(_IGNORED & schema.keys()):
+def _why_unusable(schema: Schema) -> str:
+    return LLMatcher.validate_grammar(to_grammar(schema))
+
+
+def _parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """A schema and all schemas in it, each with its path."""
+    waiting, n_parts = [("", schema)], 0
+    while waiting:
+        path, part = waiting.pop()
+        yield path, part
+        n_parts += 1
+        if n_parts > _MOST_SCHEMAS:
+            raise InvalidInputError(f"a JSON Schema has at most {_MOST_SCHEMAS} schemas in it")
+        waiting += _members(path, part)
+
+
+def _members(path: str, part: Schema) -> Iterator[tuple[str, Schema]]:
+    groups = {key: part[key] for key in _BY_NAME if isinstance(part.get(key), dict)}
+    groups |= {k: dict(enumerate(part[k])) for k in _LISTED if isinstance(part.get(k), list)}
+    members = {f"{key}/{name}": one for key in groups for name, one in groups[key].items()}
+    members |= {key: part.get(key) for key in _SINGLE}
+    return ((_join(path, name), one) for name, one in members.items() if isinstance(one, dict))
+
+
+def _join(path: str, name: str) -> str:
+    return "/".join(filter(None, (path, name)))
+
+
+def _normalize(part: Schema) -> None:
+    """Forget what asks for nothing more than the rest does, and spell references as URIs."""
+    if isinstance(part.get("$ref"), str):
+        part["$ref"] = quote(part["$ref"], safe=_URI)
+    if part.get("uniqueItems") is False:
+        del part["uniqueItems"]
+    least, required = part.get("minProperties"), part.get("required", [])
+    if isinstance(least, int) and isinstance(required, list) and 0 <= least <= len(required):
+        del part["minProperties"]
+
+
+def _check(path: str, part: Schema) -> None:
+    """Refuse what would be ignored, and what is too large."""
+    if unusable := sorted((_UNUSABLE | {"minProperties"}) & part.keys()):
         raise InvalidInputError(
-            f"the JSON Schema's {ignored[0]!r} cannot be kept by a grammar: "
+            f"the JSON Schema's '{_join(path, unusable[0])}' cannot be kept by a grammar: "
             "leave it out and check the answer for it"
         )
-    governing = [key for key in _EXCLUSIVE if key in schema]
-    if len(governing) > 1:
+    if not str(part.get("$ref", "#")).startswith("#"):
         raise InvalidInputError(
-            f"the JSON Schema has both {governing[0]!r} and {governing[1]!r}: "
-            "a grammar cannot keep to two such keywords at once"
+            f"the JSON Schema refers to {part['$ref']!r}: only its own parts can be used"
         )
-    if schema.get("enum") == []:
-        raise InvalidInputError("the JSON Schema has an empty 'enum', which nothing matches")
-    if unknown := set(schema.get("required", ())) - schema.get("properties", {}).keys():
-        raise InvalidInputError(f"the JSON Schema requires {min(unknown)!r}, which it lacks")
-    for (least, most), counted in _COUNTS.items():
-        if {least, most} & schema.keys() and not counted(schema):
-            raise InvalidInputError(f"the JSON Schema's {least} or {most} cannot be kept here")
-        low, high = schema.get(least, 0), schema.get(most, schema.get(least, 0))
-        if not 0 <= low <= high <= _MOST_REPEATS:
-            raise InvalidInputError(
-                f"the JSON Schema's {least} and {most} must be from 0 to {_MOST_REPEATS}, in order"
-            )
-    if any(int(n) > _MOST_REPEATS for n in _NUMBER.findall(str(schema.get("pattern", "")))):
-        raise InvalidInputError(f"a pattern of a JSON Schema repeats at most {_MOST_REPEATS} times")
+    for key, most in _MOST_MEMBERS.items():
+        if isinstance(part.get(key), (list, dict)) and len(part[key]) > most:
+            raise InvalidInputError(f"the JSON Schema's '{_join(path, key)}' are more than {most}")
 
 
-def _target(schema: dict[str, Any], ref: str) -> object:
-    """What a JSON pointer points to."""
-    if ref != "#" and not ref.startswith("#/"):
+def _check_multiples(multiples: list[Any]) -> None:
+    """Refuse those whose common multiple, of which llguidance may make states, is too large."""
+    try:
+        common = math.lcm(*(Fraction(str(multiple)).numerator for multiple in multiples))
+    except (ValueError, ZeroDivisionError):
+        return
+    if common > _LARGEST_MULTIPLE:
         raise InvalidInputError(
-            f"the JSON Schema refers to {ref!r}: only its own parts can be used"
+            f"the JSON Schema's 'multipleOf' have no common multiple up to {_LARGEST_MULTIPLE}"
         )
-    target: Any = schema
-    for step in ref.split("/")[1:]:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        try:
-            target = target[int(name) if isinstance(target, list) else name]
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise InvalidInputError(f"the JSON Schema refers to {ref!r}, which it lacks") from None
-    return target
 
 
-def _without_shorthands(pattern: str) -> str:
-    r"""A regular expression with \d, \w and \s spelled out as character classes."""
-    out, at, in_class = "", 0, False
-    while at < len(pattern):
-        one = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
-        if one[1:] in _CLASSES and len(one) == 2:
-            spelled = _CLASSES[one[1]]
-            out += spelled if in_class else f"[{spelled}]"
-        else:
-            in_class = one == "[" or (in_class and one != "]")
-            out += one
-        at += len(one)
-    return out
+def _close(parts: list[Schema]) -> None:
+    """Let objects have the properties they name only, unless schemas are joined."""
+    if any("properties" in part and _JOINING & part.keys() for part in parts):
+        return
+    if any({"allOf", "oneOf"} & part.keys() for part in parts):
+        return
+    for part in parts:
+        named, required = part.get("properties"), part.get("required", [])
+        if isinstance(named, dict) and isinstance(required, list):
+            is_open = "patternProperties" in part or not named.keys() >= set(map(str, required))
+            part.setdefault("additionalProperties", is_open)
+
+
+def _tighten(parts: list[Schema]) -> None:
+    """Add to formats what they lack."""
+    for part in parts:
+        pattern, joined = _TIGHTER.get(str(part.get("format"))), part.get("allOf", [])
+        if pattern and isinstance(joined, list):
+            part["allOf"] = [*joined, {"pattern": pattern}]

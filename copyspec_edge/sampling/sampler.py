@@ -15,9 +15,10 @@ import numpy.typing as npt
 from copyspec_edge.arrays import Row, Tokens, as_tokens
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.llama import Vocab
-from copyspec_edge.sampling.constrained import ConstrainedSampler
-from copyspec_edge.sampling.grammar import Grammar, gbnf
+from copyspec_edge.sampling.constrained import ConstrainedSampler, Constraint
+from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.params import SamplingParams
+from copyspec_edge.sampling.schema_matcher import SchemaMatcher
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler, is_greedy
 
 
@@ -50,11 +51,20 @@ def make_sampler(params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: in
         )
     greedy = is_greedy(params)
     selector = GreedySampler() if greedy else ChainSampler(params, vocab, prompt, n_ctx)
-    rules = gbnf(params)
-    if rules is None and not (params.logit_bias or params.logits_processors):
+    constraint = _constraint(params, vocab)
+    if constraint is None and not (params.logit_bias or params.logits_processors):
         return selector
-    grammar = None if rules is None else Grammar(rules, vocab)
-    return ConstrainedSampler(selector, params, grammar, prompt, n_ctx)
+    return ConstrainedSampler(selector, params, constraint, prompt, n_ctx)
+
+
+def _constraint(params: SamplingParams, vocab: Vocab) -> Constraint | None:
+    if params.grammar is None and params.json_schema is None:
+        return None
+    if not vocab.exists:
+        raise InvalidInputError("this model has no tokenizer, so no grammar can be applied")
+    if params.json_schema is not None:
+        return SchemaMatcher(params.json_schema, vocab)
+    return None if params.grammar is None else Grammar(params.grammar, vocab)
 
 
 def verify(

@@ -5,22 +5,16 @@ They know rows and committed tokens, neither grammars nor drafts.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import secrets
-import weakref
 from collections.abc import Iterator
 
-import llama_cpp
 import numpy as np
-import numpy.typing as npt
 
-from copyspec_edge.arrays import Tokens
+from copyspec_edge.arrays import Row, Tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
-from copyspec_edge.llama import Candidates, Vocab, selected
+from copyspec_edge.llama import Candidates, NativeSampler, Vocab, samplers, selected
 from copyspec_edge.sampling.params import N_SEEDS, SamplingParams
-
-Row = npt.NDArray[np.float32]
 
 # Below it logits divided by the temperature may leave the range of numbers.
 _COLDEST = 1e-4
@@ -28,7 +22,6 @@ _NO_NUMBERS = (
     "there are logits that are not numbers, or none that is finite: "
     "the model, a logits processor or the biases made them so"
 )
-_MIROSTAT_M = 100
 # llama.cpp cuts longer ones without a word.
 _LONGEST_BREAKER = 40
 # Each is looked for in the whole vocabulary.
@@ -79,16 +72,8 @@ class ChainSampler:
     def __init__(self, params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int) -> None:
         seed = secrets.randbelow(N_SEEDS) if params.seed is None else params.seed
         self.n_decisive = _n_decisive(params)
-        self._chain = llama_cpp.llama_sampler_chain_init(
-            llama_cpp.llama_sampler_chain_default_params()
-        )
-        self._free = weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
-        for link in _penalties(params, vocab, n_ctx):
-            llama_cpp.llama_sampler_chain_add(self._chain, link)
-            for token in prompt[-n_ctx:].tolist():
-                llama_cpp.llama_sampler_accept(link, token)
-        for link in _selectors(params, vocab.n_tokens, seed):
-            llama_cpp.llama_sampler_chain_add(self._chain, link)
+        penalties = _penalties(params, vocab, prompt, n_ctx)
+        self._chain = samplers.chain([*penalties, *_selectors(params, vocab.n_tokens, seed)])
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
         self._candidates = Candidates(vocab.n_tokens)
 
@@ -100,7 +85,7 @@ class ChainSampler:
 
     def accept(self, token: int) -> None:
         """Advance the chain's state."""
-        llama_cpp.llama_sampler_accept(self._chain, token)
+        self._chain.accept(token)
 
     def admits(self, draft: Tokens) -> int:
         """Any token can be drawn."""
@@ -123,73 +108,80 @@ def _n_decisive(params: SamplingParams) -> int | None:
     return n_kept + params.penalty_last_n if lowers and not params.uses_dry else None
 
 
-def _penalties(params: SamplingParams, vocab: Vocab, n_ctx: int) -> Iterator[object]:
-    def last_n(n: int) -> int:
-        return n_ctx if n < 0 else min(n, n_ctx)
-
+def _penalties(
+    params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int
+) -> Iterator[NativeSampler]:
+    """What looks back, each having seen as much of the prompt as it can remember."""
     strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
     if strengths != (1.0, 0.0, 0.0) and params.penalty_last_n:
-        yield llama_cpp.llama_sampler_init_penalties(
-            vocab.n_tokens, last_n(params.penalty_last_n), *strengths
+        repeat, frequency, presence = strengths
+        last_n = _looks_back(params.penalty_last_n, n_ctx)
+        link = samplers.penalties(
+            vocab.n_tokens, last_n, repeat=repeat, frequency=frequency, presence=presence
         )
+        link.accept_all(prompt[-last_n:])
+        yield link
     if params.uses_dry:
-        texts = params.dry_sequence_breakers if vocab.exists else ()
-        if len(texts) > _MOST_BREAKERS:
-            raise InvalidInputError(f"there can be {_MOST_BREAKERS} DRY sequence breakers at most")
-        breakers = [_breaker(text) for text in texts]
-        yield llama_cpp.llama_sampler_init_dry(
-            vocab.native if breakers else None,
-            params.dry_multiplier,
-            params.dry_base,
-            params.dry_allowed_length,
-            last_n(params.dry_penalty_last_n),
-            (ctypes.c_char_p * len(breakers))(*breakers),
-            len(breakers),
+        last_n = _looks_back(params.dry_penalty_last_n, n_ctx)
+        link = samplers.dry(
+            vocab,
+            last_n,
+            multiplier=params.dry_multiplier,
+            base=params.dry_base,
+            allowed_length=params.dry_allowed_length,
+            breakers=_breakers(params.dry_sequence_breakers) if vocab.exists else (),
         )
+        link.accept_all(prompt[-last_n:])
+        yield link
 
 
-def _breaker(text: str) -> bytes:
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) > _LONGEST_BREAKER or b"\0" in encoded:
-        raise InvalidInputError(
-            f"a DRY sequence breaker has at most {_LONGEST_BREAKER} bytes and no NUL: {text!r}"
-        )
+def _looks_back(last_n: int, n_ctx: int) -> int:
+    return n_ctx if last_n < 0 else min(last_n, n_ctx)
+
+
+def _breakers(texts: tuple[str, ...]) -> list[bytes]:
+    if len(texts) > _MOST_BREAKERS:
+        raise InvalidInputError(f"there can be {_MOST_BREAKERS} DRY sequence breakers at most")
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    for text, breaker in zip(texts, encoded, strict=True):
+        if len(breaker) > _LONGEST_BREAKER or b"\0" in breaker:
+            raise InvalidInputError(
+                f"a DRY sequence breaker has at most {_LONGEST_BREAKER} bytes and no NUL: {text!r}"
+            )
     return encoded
 
 
-def _selectors(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[object]:
+def _selectors(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[NativeSampler]:
     if params.mirostat and params.temperature > _COLDEST:
-        yield llama_cpp.llama_sampler_init_temp(params.temperature)
+        yield samplers.temperature(params.temperature)
         tau, eta = params.mirostat_tau, params.mirostat_eta
         if params.mirostat == 1:
-            yield llama_cpp.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, _MIROSTAT_M)
+            yield samplers.mirostat(n_vocab, seed, tau, eta)
         else:
-            yield llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta)
+            yield samplers.mirostat_v2(seed, tau, eta)
         return
     yield from _filters(params, seed)
     if params.temperature <= _COLDEST:
-        yield llama_cpp.llama_sampler_init_greedy()
+        yield samplers.greedy()
         return
-    yield llama_cpp.llama_sampler_init_temp_ext(
-        params.temperature, params.dynatemp_range, params.dynatemp_exponent
+    yield samplers.temperature(
+        params.temperature, span=params.dynatemp_range, exponent=params.dynatemp_exponent
     )
-    yield llama_cpp.llama_sampler_init_dist(seed)
+    yield samplers.draw(seed)
 
 
-def _filters(params: SamplingParams, seed: int) -> Iterator[object]:
+def _filters(params: SamplingParams, seed: int) -> Iterator[NativeSampler]:
     if params.top_n_sigma:
-        yield llama_cpp.llama_sampler_init_top_n_sigma(params.top_n_sigma)
+        yield samplers.top_n_sigma(params.top_n_sigma)
     if params.top_k:
-        yield llama_cpp.llama_sampler_init_top_k(params.top_k)
+        yield samplers.top_k(params.top_k)
     if params.typical_p < 1 or params.xtc_probability:
-        yield llama_cpp.llama_sampler_init_min_p(_NEGLIGIBLE, 1)
+        yield samplers.min_p(_NEGLIGIBLE)
     if params.typical_p < 1:
-        yield llama_cpp.llama_sampler_init_typical(params.typical_p, 1)
+        yield samplers.typical_p(params.typical_p)
     if params.top_p < 1:
-        yield llama_cpp.llama_sampler_init_top_p(params.top_p, 1)
+        yield samplers.top_p(params.top_p)
     if params.min_p:
-        yield llama_cpp.llama_sampler_init_min_p(params.min_p, 1)
+        yield samplers.min_p(params.min_p)
     if params.xtc_probability:
-        yield llama_cpp.llama_sampler_init_xtc(
-            params.xtc_probability, params.xtc_threshold, 1, seed
-        )
+        yield samplers.xtc(params.xtc_probability, params.xtc_threshold, seed)
