@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 Weights = npt.NDArray[np.float32]
 
-_BLOCK = 256
+BLOCK = 256
 _OWN_FIELDS = ("GGUF.", "general.architecture", "general.file_type")
 
 
@@ -51,9 +51,9 @@ class Shape:
 
     def padded(self, hidden: int) -> Shape:
         """The next shape of which all widths are multiples of 256."""
-        n_embd = -(-self.n_embd // _BLOCK) * _BLOCK
+        n_embd = -(-self.n_embd // BLOCK) * BLOCK
         group, n_head_kv = self.n_head // self.n_head_kv, self.n_head_kv
-        while n_head_kv * group * self.head % _BLOCK:
+        while n_head_kv * group * self.head % BLOCK:
             n_head_kv += 1
         return Shape(
             n_embd=n_embd,
@@ -146,8 +146,8 @@ def main() -> None:
     if fields["general.architecture"].contents() != "llama":
         parser.error("only a llama can be padded")
     present = int(fields["llama.feed_forward_length"].contents())
-    if arguments.hidden < present or arguments.hidden % _BLOCK:
-        parser.error(f"--hidden must be a multiple of {_BLOCK}, and at least the model's {present}")
+    if arguments.hidden < present or arguments.hidden % BLOCK:
+        parser.error(f"--hidden must be a multiple of {BLOCK}, and at least the model's {present}")
     write_padded(arguments.source, arguments.target, arguments.hidden)
 
 

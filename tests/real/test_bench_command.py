@@ -112,3 +112,20 @@ def test_a_plot_is_drawn(tmp_path: Path, results: Results) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, the extra 'plot', is not installed")
     plot(results, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.real
+def test_the_readmes_chart_shows_ours_and_the_best_others(tmp_path: Path, results: Results) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, the extra 'plot', is not installed")
+    from bench.chart import draw
+
+    draw(results, tmp_path / "once.svg", model="A model")
+    draw(results, tmp_path / "twice.svg", model="A model")
+    drawn = (tmp_path / "once.svg").read_text("utf-8")
+    assert drawn == (tmp_path / "twice.svg").read_text("utf-8")
+    means = {name: found["geomean_speedup"] for name, found in results["baselines"].items()}
+    worst = min(means, key=lambda name: means[name])
+    shown = {name for name in (OURS, *means) if f">{name}, geometric mean" in drawn}
+    assert shown == {OURS, *means} - {worst}
+    assert "A model, recorded answers" in drawn
+    assert results["machine"]["processor"] in drawn
