@@ -10,50 +10,30 @@ Run: python -m bench.exactness MODEL...
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
 from copyspec_edge import Model, Session, Settings, Step
-from copyspec_edge.arrays import Row, Tokens
+from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding.history import History
 from copyspec_edge.decoding.loop import decode
-from copyspec_edge.drafting.draft_length import Costs
 from copyspec_edge.drafting.drafter import Drafter, NoDrafter
 from copyspec_edge.evaluation.built_in import built_in
 from copyspec_edge.evaluation.live import RecordedSampler
 from copyspec_edge.evaluation.traces import TokenTrace, tokenized
-from copyspec_edge.exactness.verification import ForcedDrafter
-from copyspec_edge.sampling.sampler import Sampler
+from copyspec_edge.exactness import ForcedDrafter, Turn, Twins, summarize
 
 _FIRST_PROMPT = 16
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Tokens that are read, and tokens that are said; the last of them ends the answer."""
-
-    prompt: Tokens
-    answer: Tokens
-
-
-class DigestingSampler(RecordedSampler):
-    """Says what was recorded and keeps a digest of every row."""
-
-    def __init__(self, tokens: Tokens, digests: list[bytes]) -> None:
-        super().__init__(tokens)
-        self._digests = digests
-
-    def choose(self, row: Row) -> int:
-        """The next recorded token."""
-        self._digests.append(hashlib.blake2b(row.tobytes(), digest_size=16).digest())
-        return super().choose(row)
+def recorded(prompt: Tokens, answer: Tokens, n_ctx: int) -> Turn:
+    """A turn whose answer is known; its last token ends it."""
+    return Turn(prompt, lambda: RecordedSampler(answer), {int(answer[-1])}, n_ctx)
 
 
 def conversations(
@@ -70,18 +50,12 @@ def conversations(
             if said >= n_tokens:
                 return
             prompt = trace.prompt[-_FIRST_PROMPT:]
-        turns.append(Turn(prompt, answer))
+        turns.append(recorded(prompt, answer, n_ctx))
         used += len(prompt) + len(answer)
         said += len(answer)
 
 
-def run(
-    session: Session,
-    turns: list[Turn],
-    drafter: Drafter,
-    cost: Costs,
-    sampler: Callable[[Tokens], Sampler],
-) -> list[Step]:
+def run(session: Session, turns: list[Turn], drafter: Drafter) -> list[Step]:
     """Decode a conversation from its beginning; what is in the cache stays there between turns."""
     history = History(session.n_ctx)
     session.engine.truncate(0)
@@ -93,44 +67,33 @@ def run(
             session.engine,
             history,
             drafter=drafter,
-            sampler=sampler(turn.answer),
-            cost=cost,
-            eog={int(turn.answer[-1])},
-            max_tokens=session.n_ctx,
+            sampler=turn.sampler(),
+            cost=session.cost,
+            eog=turn.eog,
+            max_tokens=turn.max_tokens,
             min_rows=session.min_rows,
         )
     return steps
 
 
-def digests(
-    session: Session, turns: list[Turn], drafter: Drafter
-) -> tuple[list[bytes], list[Step]]:
-    """A digest of each row that a token was chosen from, and the steps."""
-    rows: list[bytes] = []
-    steps = run(session, turns, drafter, session.cost, lambda said: DigestingSampler(said, rows))
-    return rows, steps
-
-
-def compare(session: Session, talks: list[list[Turn]]) -> dict[str, object]:
+def compare(model: Model, talks: list[list[Turn]]) -> dict[str, object]:
     """Compare the rows of all conversations without copying and with it."""
-    compared = differing = drafted = accepted = 0
-    for index, turns in enumerate(talks):
-        drafter = session.drafter
-        if index % 2:
-            known = np.concatenate([part for turn in turns for part in (turn.prompt, turn.answer)])
-            drafter = ForcedDrafter(known, session.engine.n_vocab, seed=index)
-        plain, _ = digests(session, turns, NoDrafter())
-        other, steps = digests(session, turns, drafter)
-        compared += len(plain)
-        differing += sum(a != b for a, b in zip(plain, other, strict=True))
-        drafted += sum(step.drafted for step in steps)
-        accepted += sum(step.accepted for step in steps)
+    found = []
+    with model.session(copy=False) as plain, model.session() as other:
+        twins = Twins(plain, other, model.detokenize)
+        for index, turns in enumerate(talks):
+            twins.begin()
+            for turn in turns:
+                said = twins.ask(turn)
+                if index % 2:
+                    forced = ForcedDrafter(said, other.engine.n_vocab, seed=index)
+                    found.append(twins.repeat("forced", forced, other.cost))
+                else:
+                    found.append(twins.repeat("copied", other.drafter, other.cost))
     return {
-        "rows_compared": compared,
-        "rows_differing": differing,
-        "drafted": drafted,
-        "accepted": accepted,
-        "longest_context": max(sum(len(t.prompt) + len(t.answer) for t in talk) for talk in talks),
+        **summarize(found),
+        "drafted": sum(comparison.drafted for comparison in found),
+        "accepted": sum(comparison.accepted for comparison in found),
     }
 
 
@@ -144,7 +107,7 @@ def speeds(sessions: dict[str, Session], talks: list[list[Turn]]) -> dict[str, f
             name, copies = names[(turn + index) % len(names)]
             session = sessions[name]
             drafter = session.drafter if copies else NoDrafter()
-            steps = run(session, turns, drafter, session.cost, RecordedSampler)
+            steps = run(session, turns, drafter)
             later = [step for step in steps if step.evaluated == 1]
             key = f"{name}, {'copying' if copies else 'plain'}"
             seconds[key] = seconds.get(key, 0.0) + sum(step.seconds for step in later)
@@ -168,8 +131,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
         def talks(n_tokens: int) -> list[list[Turn]]:
             return list(conversations(traces, n_ctx=n_ctx, n_tokens=n_tokens, end=end))
 
+        found = compare(model, talks(arguments.tokens))
         with model.session() as session, default.session() as other:
-            found = compare(session, talks(arguments.tokens))
             rates = speeds({"exact": session, "default": other}, talks(arguments.speed_tokens))
         certificate = model.certificate
         return {

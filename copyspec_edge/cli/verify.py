@@ -30,8 +30,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "verify",
         help="check that copying changes nothing",
-        description="Answers prompts greedily without copying, with it, and with forced drafts "
-        "that are often wrong, and compares all tokens and logits. Without --exact, rounding may "
+        description="Answers prompts greedily, each behind the answer to the one before: without "
+        "copying, with it, and with forced drafts that are often wrong. Compares all tokens and "
+        "logits. Without --exact, rounding may "
         "differ and flip near-ties; the exit code is then 0 all the same.",
     )
     add_model_options(parser)
@@ -62,7 +63,7 @@ def verify(arguments: argparse.Namespace) -> int:
         result = {
             **summarize(comparisons),
             "answers": [asdict(comparison) for comparison in comparisons],
-            **_circumstances(model, arguments),
+            **_circumstances(model, comparisons[-1].n_threads, arguments),
         }
     if arguments.json:
         print(json.dumps(result))
@@ -71,13 +72,15 @@ def verify(arguments: argparse.Namespace) -> int:
     return 1 if arguments.exact and not result["identical"] else 0
 
 
-def _circumstances(model: Model, arguments: argparse.Namespace) -> dict[str, object]:
+def _circumstances(
+    model: Model, n_threads: int, arguments: argparse.Namespace
+) -> dict[str, object]:
     return {
         "model": {"path": str(model.path), "description": model.description},
         "settings": {
             "exact": arguments.exact,
             "n_ctx": model.n_ctx,
-            "n_threads": arguments.threads or machine.physical_cores(),
+            "n_threads": n_threads,
             "n_gpu_layers": arguments.gpu_layers,
             "max_tokens": arguments.max_tokens,
             "certificate": model.certificate.as_dict() if model.certificate else None,
@@ -87,10 +90,10 @@ def _circumstances(model: Model, arguments: argparse.Namespace) -> dict[str, obj
 
 
 def _print_table(comparisons: list[Comparison], *, exact: bool) -> None:
-    print("prompt drafts  tokens drafted accepted rows differing  largest difference")
+    print("prompt drafts  depth tokens drafted accepted rows differing  largest difference")
     for c in comparisons:
         print(
-            f"{c.prompt + 1:<6} {c.drafts:<7} {c.tokens_compared:>6} {c.drafted:>7} "
+            f"{c.prompt + 1:<6} {c.drafts:<7} {c.depth:>5} {c.tokens_compared:>6} {c.drafted:>7} "
             f"{c.accepted:>8} {c.rows_differing:>14} {c.max_logit_difference:>19.4g}"
         )
     totals = summarize(comparisons)

@@ -26,9 +26,10 @@ from copyspec_edge.arrays import Row
 from copyspec_edge.exactness import probe as exact
 from copyspec_edge.exactness.certificate import CertifiedCosts
 from copyspec_edge.exactness.probe import Finding
-from copyspec_edge.exactness.verification import RecordingSampler
+from copyspec_edge.exactness.twins import RecordingSampler
 from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.native_check import choose_extra_bufts
+from copyspec_edge.sampling.selectors import GreedySampler
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +82,7 @@ class Conversation:
         self._patch = monkeypatch
 
     def ask(self, prompt: str | list[int], max_tokens: int = 12) -> tuple[list[int], list[Row]]:
-        recorder = RecordingSampler()
+        recorder = RecordingSampler(GreedySampler())
         self._patch.setattr(session_module, "make_sampler", lambda *_, **__: recorder)
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         if isinstance(prompt, str):

@@ -32,12 +32,13 @@ from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
 from copyspec_edge.exactness.probe import _Probe, _SpoiledError
+from copyspec_edge.exactness.twins import RecordingSampler
 from copyspec_edge.host import machine
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
 from copyspec_edge.llama.recurrent_state import State, probe_state
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.sampling.params import SamplingParams
-from copyspec_edge.sampling.sampler import Sampler, make_sampler
+from copyspec_edge.sampling.sampler import make_sampler
 from copyspec_edge.session import Session
 from copyspec_edge.tuning import calibration as calibrate
 
@@ -88,24 +89,6 @@ def assert_alike(found: Row, expected: Row, *, tolerance: float = TOLERANCE) -> 
         assert np.array_equal(found, expected)
 
 
-class RecordingSampler:
-    """Keeps the rows from which tokens were emitted."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        self.rows: list[Row] = []
-        self._sampler: Sampler = make_sampler(params, bare_vocab(N_VOCAB), as_tokens([]), 512)
-
-    def choose(self, row: Row) -> int:
-        self.rows.append(row.copy())
-        return self._sampler.choose(row)
-
-    def accept(self, token: int) -> None:
-        self._sampler.accept(token)
-
-    def admits(self, draft: Tokens) -> int:
-        return self._sampler.admits(draft)
-
-
 @dataclass
 class Run:
     """Decodes behind a prompt, at least two rows at once."""
@@ -120,7 +103,8 @@ class Run:
         self.history = History(self.engine.n_ctx)
         self.history.extend(self.prompt)
         self.steps: list[Step] = []
-        sampler = RecordingSampler(self.params)
+        vocab, nothing = bare_vocab(N_VOCAB), as_tokens([])
+        sampler = RecordingSampler(make_sampler(self.params, vocab, nothing, 512))
         for step in decode(
             self.engine,
             self.history,
