@@ -104,7 +104,7 @@ def _check_model(arguments: argparse.Namespace) -> bool:
             )
             _line("continues", f"{_TEXT!r} with {reply.text!r}")
             if model.certificate:
-                _print_certificate(model.certificate)
+                _print_certificate(model.certificate, model.n_ctx)
     except CopySpecError as error:
         _line("model", f"does not work: {error}")
         return False
@@ -123,7 +123,7 @@ def _print_json(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_certificate(found: Certificate) -> None:
+def _print_certificate(found: Certificate, n_ctx: int) -> None:
     repacked = "repacked" if found.use_extra_bufts else "plain"
     _line("exact", f"yes, with at least {found.min_rows} rows in a forward pass")
     _line("  rows", " ".join(map(str, found.rows)))
@@ -133,7 +133,7 @@ def _print_certificate(found: Certificate) -> None:
     _line("  weights", repacked)
     _line("  threads", str(found.n_threads))
     ranges = ", ".join(f"{first} to {end}" for first, end in found.ranges)
-    _line("  probed", f"{found.n_compared} rows, at tokens {ranges}")
+    _line("  probed", f"{found.n_compared} rows, at tokens {ranges} of {n_ctx}")
     for seen in found.excluded:
         _line("  left out", seen)
 

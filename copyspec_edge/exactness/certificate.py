@@ -49,6 +49,11 @@ class Certificate:
     n_compared: int
     excluded: tuple[str, ...]
 
+    @property
+    def depth(self) -> int:
+        """How many tokens of context it was probed with."""
+        return max((end for _, end in self.ranges), default=0)
+
     def apply(self, settings: Settings) -> Settings:
         """These settings, with the certified ones in their places."""
         return replace(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from conftest import RunPython
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
 
 from copyspec_edge import (
+    EngineError,
     ExactnessError,
     InvalidInputError,
     Model,
@@ -23,10 +28,10 @@ from copyspec_edge import (
 )
 from copyspec_edge import session as session_module
 from copyspec_edge.arrays import Row
-from copyspec_edge.exactness import probe as exact
 from copyspec_edge.exactness.certificate import CertifiedCosts
-from copyspec_edge.exactness.probe import Finding
+from copyspec_edge.exactness.probe import probe
 from copyspec_edge.exactness.twins import RecordingSampler
+from copyspec_edge.exactness.walk import Finding
 from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.native_check import choose_extra_bufts
 from copyspec_edge.sampling.selectors import GreedySampler
@@ -52,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("COPYSPEC_CACHE", str(folder))
         # What a probe finds is tested on a fake engine; here it should be short.
-        patch.setattr(exact, "_SHALLOW_READ", 16)
+        patch.setattr("copyspec_edge.exactness.search.probe", partial(probe, n_read=24))
         yield folder
 
 
@@ -189,10 +194,10 @@ def test_a_certificate_is_found_once_and_again_where_its_file_is_damaged(
     probes: list[Finding] = []
 
     def counting_probe(*arguments: Any, **options: Any) -> Finding:
-        probes.append(exact.probe(*arguments, **options))
+        probes.append(probe(*arguments, **options))
         return probes[-1]
 
-    monkeypatch.setattr("copyspec_edge.exactness.certify.probe", counting_probe)
+    monkeypatch.setattr("copyspec_edge.exactness.search.probe", counting_probe)
     with load(tiny_path) as model:
         first = model.certificate
     assert first is not None
@@ -230,13 +235,88 @@ def test_without_such_settings_loading_says_why_and_remembers_it(
         probes.append(options)
         return finding
 
-    monkeypatch.setattr("copyspec_edge.exactness.certify.probe", failing_probe)
+    monkeypatch.setattr("copyspec_edge.exactness.search.probe", failing_probe)
     for _ in range(2):
         with pytest.raises(ExactnessError, match=r"flash attention off.*by 0\.5 behind 17 tokens"):
             load(tiny_path)
     assert len(certificates(tmp_path)) == 1
     # Of repacked weights single rows are not tried.
     assert len(probes) == (6 if choose_extra_bufts() else 4)
+
+
+@pytest.mark.parametrize("is_passing", [True, False])
+def test_a_certificate_that_got_no_memory_is_sought_again(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_passing: bool
+) -> None:
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path))
+    with monkeypatch.context() as patch:
+        if is_passing:
+            patch.setattr("copyspec_edge.exactness.search.Engine", refusing)
+        else:
+            patch.setattr("copyspec_edge.exactness.search.probe", finds_nothing)
+        message = "could not be found out.*no memory" if is_passing else "cannot be made exact"
+        with pytest.raises(ExactnessError, match=message):
+            load(tiny_path)
+    assert bool(certificates(tmp_path)) != is_passing
+    if is_passing:
+        with load(tiny_path) as model:
+            assert model.certificate
+        assert certificates(tmp_path)
+    else:
+        with pytest.raises(ExactnessError, match="cannot be made exact"):
+            load(tiny_path)
+
+
+def refusing(*_: Any, **__: Any) -> Engine:
+    raise EngineError("no memory")
+
+
+def finds_nothing(*_: Any, min_rows: int, **__: Any) -> Finding:
+    return Finding(min_rows=min_rows, excluded=("3 rows differ",))
+
+
+def test_a_narrow_certificate_is_used_and_sought_again_where_others_got_no_memory(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path))
+    makes = itertools.count()
+
+    def sometimes(*arguments: Any, **options: Any) -> Engine:
+        return refusing() if next(makes) == 0 else Engine(*arguments, **options)
+
+    def narrow(*_: Any, min_rows: int, **__: Any) -> Finding:
+        counts = tuple(range(min_rows, 5))
+        return Finding(min_rows=min_rows, rows=counts, chunks=counts, ranges=((0, 64),))
+
+    monkeypatch.setattr("copyspec_edge.exactness.search.Engine", sometimes)
+    monkeypatch.setattr("copyspec_edge.exactness.search.probe", narrow)
+    with load(tiny_path) as model:
+        assert model.certificate
+        assert max(model.certificate.rows) == 4
+    assert certificates(tmp_path) == []
+    with load(tiny_path) as model:
+        assert model.certificate
+    assert len(certificates(tmp_path)) == 1
+
+
+def test_one_warning_a_session_says_where_nobody_looked(
+    tiny: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny.certificate
+    params = SamplingParams(temperature=0, max_tokens=10)
+    with tiny.session() as session:
+        session.complete([3, 4, 5], params=SamplingParams(temperature=0, max_tokens=1000))
+    assert "nobody looked" not in caplog.text
+    monkeypatch.setattr(tiny, "certificate", replace(tiny.certificate, ranges=((0, 20),)))
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), tiny.session() as session:
+            session.complete([3, 4, 5], params=params)
+            assert "nobody looked" not in caplog.text
+            for n in (20, 30, 10, 40):
+                session.complete([7] * n, params=params)
+        (message,) = [m for m in caplog.messages if "nobody looked" in m]
+        assert "probed with 20 tokens" in message
 
 
 def run_cli(cli: RunPython, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,6 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import RunPython
-from fake_engine import FakeEngine, TinyLanguage
 from fake_vocab import END, bare_vocab, fake_template, fake_vocab
 from fake_vocab import N_VOCAB as N_PIECES
 from scripted_drafter import FLAT, Kind, ScriptedDrafter
@@ -31,7 +30,6 @@ from copyspec_edge.decoding.stats import Step
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
-from copyspec_edge.exactness.probe import _Probe, _SpoiledError
 from copyspec_edge.exactness.twins import RecordingSampler
 from copyspec_edge.host import machine
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
@@ -582,15 +580,6 @@ def test_a_state_of_which_nothing_can_be_found_out_is_not_put_back(
     assert probe_state(model, 1).can_restore
     monkeypatch.setattr(llama_cpp, refused, lambda *_: ctypes.POINTER(ctypes.c_float)())
     assert not probe_state(model, 1).can_restore
-
-
-def test_a_search_for_exactness_ends_where_a_cut_goes_back_too_far() -> None:
-    engine = FakeEngine(TinyLanguage(N_VOCAB), checkpoints=True)
-    probe = _Probe(engine, some_tokens(20), 2, 32)
-    probe._alive = {2}
-    with pytest.raises(_SpoiledError):
-        probe._read_to(3, mixed=False)
-    assert not probe._alive
 
 
 class Chat:

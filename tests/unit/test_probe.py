@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engine import FakeEngine, TinyLanguage
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.drafting.draft_length import best_length
-from copyspec_edge.exactness import probe as exact
+from copyspec_edge.exactness import walk
 from copyspec_edge.exactness.certificate import (
     Certificate,
     CertifiedCosts,
@@ -23,7 +24,8 @@ from copyspec_edge.exactness.certificate import (
     split,
     write_certificate,
 )
-from copyspec_edge.exactness.probe import COUNTS, Finding, probe
+from copyspec_edge.exactness.probe import COUNTS, probe, probed_context
+from copyspec_edge.exactness.walk import Finding
 from copyspec_edge.tuning.cost import CPU_CURVE
 
 Bump = Callable[[int, int, int], bool]
@@ -65,10 +67,18 @@ class RoundingEngine(FakeEngine):
         self._bumped = {p for p in self._bumped if p < length}
 
 
-def find(bumps: Bump, min_rows: int = 2, **options: Any) -> Finding:
+def find(
+    bumps: Bump, min_rows: int = 2, *, limit_seconds: float = 600.0, **options: Any
+) -> Finding:
     engine = RoundingEngine(bumps, **options)
     tokens = np.random.default_rng(1).integers(0, engine.n_vocab, engine.n_ctx).astype(np.int32)
-    finding = probe(engine, tokens, min_rows=min_rows, n_batch=engine._n_batch)
+    finding = probe(
+        engine,
+        tokens,
+        min_rows=min_rows,
+        n_batch=options.get("n_batch", N_BATCH),
+        limit_seconds=limit_seconds,
+    )
     assert engine.n_past == 0
     return finding
 
@@ -183,10 +193,13 @@ def test_a_memory_that_cannot_be_cut_is_read_anew() -> None:
     assert finding.rows == tuple(n for n in ROWS[1:] if n < 48)
 
 
-def test_a_memory_that_cannot_be_cut_nor_reached_again_ends_the_probe() -> None:
-    finding = find(lambda n, index, position: n % 2 == 1, can_truncate=False, n_ctx=200)
+@pytest.mark.parametrize("memory", [{"can_truncate": False}, {"checkpoints": True}])
+def test_a_memory_that_cannot_be_cut_nor_reached_again_ends_the_probe(
+    memory: dict[str, bool],
+) -> None:
+    finding = find(lambda n, index, position: n % 2 == 1, n_ctx=200, **memory)
     assert finding.width == 0
-    assert finding.excluded
+    assert any("no batches end behind" in seen for seen in finding.excluded)
 
 
 @pytest.mark.parametrize("n_ctx", [2, 3, 4, 5, 17, 64, 65, 66, 130, 641, 800])
@@ -200,10 +213,21 @@ def test_any_context_can_be_probed(n_ctx: int, min_rows: int) -> None:
 
 
 def test_a_slow_model_is_probed_less_deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seconds, n_ranges in ((0.01, 3), (6.0, 2), (20.0, 1)):
-        clock = SimpleNamespace(perf_counter=count(0.0, seconds).__next__)
-        monkeypatch.setattr(exact, "time", clock)
-        assert len(find(lambda n, index, position: False).ranges) == n_ranges
+    depths = []
+    for limit in (0.0, 1.0, 10.0, 20.0, 40.0, 80.0, 160.0, 1e9):
+        clock = SimpleNamespace(perf_counter=count(0.0, 1.0).__next__)
+        monkeypatch.setattr(walk, "time", clock)
+        ranges = find(lambda n, index, position: False, limit_seconds=limit).ranges
+        depths.append(max(end for _, end in ranges))
+    assert depths == sorted(depths)
+    assert set(depths) == {64, 640, N_CTX - 1}
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_swa", "enough"), [(8192, 0, 1024), (8192, 4096, 4096 + 256), (2048, 4096, 2048)]
+)
+def test_the_probe_goes_past_a_sliding_window(n_ctx: int, n_swa: int, enough: int) -> None:
+    assert enough <= probed_context(n_ctx, n_swa) <= n_ctx
 
 
 GOOD = Certificate(
@@ -242,11 +266,18 @@ def test_costs_forbid_what_is_not_certified_and_charge_the_least_rows() -> None:
     assert table[8] == CPU_CURVE.table[8]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=63))
 def test_the_policy_keeps_to_certified_rows(accept: list[float]) -> None:
     costs = CertifiedCosts(CPU_CURVE, GOOD)
     length = best_length(np.array(accept, np.float32), costs.table, costs.breaks)
     assert max(2, length + 1) in GOOD.rows
+
+
+def test_the_depth_of_a_certificate_is_that_of_its_deepest_range() -> None:
+    assert GOOD.depth == 640
+    assert replace(GOOD, ranges=((0, 64), (2911, 3071))).depth == 3071
+    assert replace(GOOD, ranges=()).depth == 0
 
 
 def test_a_certificate_is_read_as_it_was_written(tmp_path: Path) -> None:
