@@ -1,10 +1,17 @@
-"""Models and processes that several tests share."""
+"""The machine that the tests see, and the models and processes that they share.
+
+The cache folder is one of their own, new in every run. SmolLM2 is read where the user has it, else
+fetched once and kept in pytest's cache.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +23,74 @@ from copyspec_edge import Model, Settings
 from copyspec_edge.llama.native_check import choose_extra_bufts
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.llama.weights import Weights
-from copyspec_edge.registry import locate
+from copyspec_edge.registry import entries, locate
 
 _TIMEOUT_SECONDS = 300
+_SMOLLM2 = "smollm2-135m"
+_CRASHING_BUILD = Path(__file__).parent / "support" / "crashing_build"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("copyspec-edge")
+    group.addoption("--long", action="store_true", help="run the tests marked long too")
+    group.addoption(
+        "--native-check",
+        choices=("real", "fails"),
+        default="real",
+        help="fails: as on a machine where llama.cpp crashes with repacked weights",
+    )
+    group.addoption(
+        "--no-cache-folder", action="store_true", help="as where no cache folder can be written"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the environment of the tests and of the processes they start."""
+    environment = pytest.MonkeyPatch()
+    config.add_cleanup(environment.undo)
+    environment.setenv("COPYSPEC_TEST_SMOLLM2", str(_place_of_smollm2(config)))
+    environment.setenv("COPYSPEC_CACHE", str(_new_cache_folder(config)))
+    if config.getoption("--native-check") == "fails":
+        environment.setenv("PYTHONPATH", str(_CRASHING_BUILD), prepend=os.pathsep)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So do shells start what runs in the background, and child processes inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: runs with --long"))
+
+
+def _place_of_smollm2(config: pytest.Config) -> Path:
+    entry = entries()[_SMOLLM2]
+    return entry.path.absolute() if entry.is_here else _kept_folder(config) / "models" / entry.file
+
+
+def _kept_folder(config: pytest.Config) -> Path:
+    """Where files that take long to get or make are kept from run to run, if that is possible."""
+    cache: pytest.Cache | None = getattr(config, "cache", None)
+    try:
+        folder = cache.mkdir("copyspec-edge") if cache else None
+    except OSError:
+        folder = None
+    return folder if folder and os.access(folder, os.W_OK) else _new_folder(config)
+
+
+def _new_cache_folder(config: pytest.Config) -> Path:
+    folder = _new_folder(config)
+    if not config.getoption("--no-cache-folder"):
+        return folder
+    (folder / "file").touch()
+    return folder / "file" / "cache"
+
+
+def _new_folder(config: pytest.Config) -> Path:
+    folder = tempfile.mkdtemp(prefix="copyspec-edge-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return Path(folder)
 
 
 class RunPython(Protocol):
@@ -85,8 +157,24 @@ def extra_bufts() -> bool:
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """SmolLM2 135M, Q4_1, fetched through the registry."""
-    return locate("smollm2-135m")
+    """SmolLM2 135M, Q4_1, fetched through the registry if the user does not have it."""
+    path = Path(os.environ["COPYSPEC_TEST_SMOLLM2"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COPYSPEC_CACHE", str(path.parents[1]))
+        assert locate(_SMOLLM2) == path
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_name(smollm2_path: Path) -> str:
+    """The name of a model that is in the cache folder."""
+    pulled = entries()[_SMOLLM2].path
+    try:
+        pulled.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pytest.skip("the cache folder cannot be written")
+    shutil.copyfile(smollm2_path, pulled)
+    return _SMOLLM2
 
 
 @pytest.fixture(scope="session")
@@ -105,13 +193,9 @@ def real_vocab(smollm2_path: Path) -> Iterator[Vocab]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_f16_path(
-    smollm2_path: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """SmolLM2 with F16 weights, made once and kept in pytest's cache folder if it has one."""
-    cache: pytest.Cache | None = getattr(pytestconfig, "cache", None)
-    folder = cache.mkdir("gguf") if cache else tmp_path_factory.mktemp("gguf")
-    path = folder / f"{smollm2_path.stem}.F16.gguf"
+def smollm2_f16_path(smollm2_path: Path, pytestconfig: pytest.Config) -> Path:
+    """SmolLM2 with F16 weights, made once."""
+    path = _kept_folder(pytestconfig) / f"{smollm2_path.stem}.F16.gguf"
     if not path.exists():
         write_f16_copy(smollm2_path, path)
     return path

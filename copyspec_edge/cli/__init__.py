@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Beside another busy process GNU's OpenMP threads would spin for most of every step.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000000")
-    from copyspec_edge.cli import bench, chat, doctor, generate, models, verify
+    from copyspec_edge.cli import bench, chat, doctor, generate, interrupts, models, verify
 
     parser = argparse.ArgumentParser(
         prog="copyspec-edge",
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in (generate, chat, models, bench, doctor, verify):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
+    interrupts.listen_at_a_terminal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a "?" for what its encoding does not have
     logging.basicConfig(format="copyspec-edge: %(levelname)s: %(message)s")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from copyspec_edge.answer import Answer
 from copyspec_edge.chat import Reply
+from copyspec_edge.cli.interrupts import interrupt_calls, interrupt_waits
 from copyspec_edge.decoding import Stats
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.model import Model
@@ -162,50 +158,3 @@ def summary(stats: Stats) -> str:
         f"prompt {stats.prompt_tokens} ({stats.cached_tokens} cached) "
         f"in {stats.prefill_seconds:.2f} s; {stats.tokens_per_second:.1f} tokens/s"
     )
-
-
-@contextmanager
-def interrupt_waits() -> Iterator[None]:
-    """Hold a Ctrl-C back to the end of the block: a callback of llama.cpp's would swallow it."""
-    interrupted = threading.Event()
-    with interrupt_calls(interrupted.set):
-        yield
-    if interrupted.is_set():
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def interrupt_calls(cancel: Callable[[], None]) -> Iterator[None]:
-    """While inside, the first Ctrl-C calls `cancel` and the second is a KeyboardInterrupt.
-
-    Python runs signal handlers between its own instructions only, so not within a long native
-    call. Its wake-up socket is written at once, and a thread that waits there cancels.
-    """
-    wakened, waker = socket.socketpair()
-    waker.setblocking(False)
-    interrupts = 0
-
-    def count(signum: int, frame: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if interrupts > 1:
-            raise KeyboardInterrupt
-
-    def watch() -> None:
-        with suppress(OSError):
-            while signals := wakened.recv(16):
-                if signal.SIGINT in signals:
-                    cancel()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    old_handler = signal.signal(signal.SIGINT, count)
-    old_fd = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old_fd)
-        signal.signal(signal.SIGINT, old_handler)
-        waker.close()
-        watcher.join()
-        wakened.close()

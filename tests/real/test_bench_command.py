@@ -16,6 +16,7 @@ from copyspec_edge.evaluation.report import plot
 Results = dict[str, Any]
 
 TEXT = "The quick brown fox jumps over the lazy dog and runs into the deep dark wood. "
+FAST = ("--threads", "1", "--ctx", "512")
 TRACES = [
     {"task": "copy", "prompt": TEXT * 3 + "Again: ", "output": TEXT * 2},
     {
@@ -27,7 +28,7 @@ TRACES = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("bench")
     traces, found = folder / "traces.jsonl", folder / "found.json"
     traces.write_text("\n".join(map(json.dumps, TRACES)), encoding="utf-8")
@@ -39,8 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         "--baselines",
         "ngram-simple,copyspec-3,best",
     ]
-    model = ["-m", "smollm2-135m", "--threads", "1", "--ctx", "512"]
-    assert main(["bench", *model, *options, "--json", str(found)]) == 0
+    assert main(["bench", "-m", str(smollm2_path), *FAST, *options, "--json", str(found)]) == 0
     loaded: Results = json.loads(found.read_text("utf-8"))
     return loaded
 
@@ -72,12 +72,12 @@ def test_the_json_has_what_the_documentation_lists(
 
 @pytest.mark.real
 def test_free_answers_are_the_same_with_every_contender(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps(TRACES[0]), encoding="utf-8")
     options = ["--trace", str(traces), "--max-tokens", "12", "--free"]
-    assert main(["bench", "-m", "smollm2-135m", "--threads", "1", "--ctx", "512", *options]) == 0
+    assert main(["bench", "-m", str(smollm2_path), *FAST, *options]) == 0
     assert "copy" in capsys.readouterr().out
 
 
@@ -90,8 +90,9 @@ def test_free_answers_are_the_same_with_every_contender(
         ["--tasks", "no-such"],
     ],
 )
-def test_bad_options_are_invalid_input(options: list[str]) -> None:
-    assert main(["bench", "-m", "smollm2-135m", "--threads", "1", "--ctx", "512", *options]) == 2
+@pytest.mark.real
+def test_bad_options_are_invalid_input(smollm2_path: Path, options: list[str]) -> None:
+    assert main(["bench", "-m", str(smollm2_path), *FAST, *options]) == 2
 
 
 def test_a_recorded_sampler_says_the_recording_whatever_the_row() -> None:

@@ -372,7 +372,8 @@ LEFT_OPEN = """
 import gc, sys
 import numpy as np
 from copyspec_edge import Model, SamplingParams, Settings
-model = Model.load(sys.argv[1], Settings(n_threads=1))
+settings = Settings(n_threads=1, use_extra_bufts=sys.argv[2] == "1")
+model = Model.load(sys.argv[1], settings)
 session = model.session()
 session.complete([1, 2, 3], params=SamplingParams(temperature=0, max_tokens=4))
 answer = session.stream_completion([1, 2, 3, 4])
@@ -392,17 +393,17 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", list(ENDINGS))
 def test_interpreter_exit_frees_everything_in_silence(
-    run_python: RunPython, tiny_path: Path, ending: str
+    run_python: RunPython, tiny_path: Path, extra_bufts: bool, ending: str
 ) -> None:
-    done = run_python("-c", LEFT_OPEN + ENDINGS[ending], str(tiny_path))
+    done = run_python("-c", LEFT_OPEN + ENDINGS[ending], str(tiny_path), str(int(extra_bufts)))
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
 def test_log_reaches_logging_where_a_handler_listens(
-    run_python: RunPython, tiny_path: Path
+    run_python: RunPython, tiny_path: Path, extra_bufts: bool
 ) -> None:
     listen = "import logging\nlogging.basicConfig(level=logging.DEBUG)\n"
-    done = run_python("-c", listen + LEFT_OPEN, str(tiny_path))
+    done = run_python("-c", listen + LEFT_OPEN, str(tiny_path), str(int(extra_bufts)))
     assert done.returncode == 0
     assert "copyspec_edge.llama_cpp:llama_model_loader" in done.stderr
 
