@@ -356,21 +356,6 @@ def test_an_output_that_is_closed_early_is_no_error(output: tuple[str, ...]) -> 
 
 
 @posix_only
-def test_ctrl_c_while_a_long_prompt_is_read_ends_with_1() -> None:
-    long = "word " * 7000
-    context = ("--ctx", "8192", "--json")
-    with started("-v", "generate", *MODEL, *context, "-p", long) as process:
-        read_until(stream(process.stderr), b"reserve took")
-        time.sleep(1.5)
-        process.send_signal(signal.SIGINT)
-        code, out, err = rest_of(process)
-    assert code == 1
-    result = json.loads(out)
-    assert (result["finish_reason"], result["token_ids"]) == ("cancelled", [])
-    assert b"Traceback" not in err
-
-
-@posix_only
 def test_ctrl_c_during_an_answer_ends_with_1_and_keeps_what_was_shown() -> None:
     with started("generate", *GREEDY, "-p", COUNT) as process:
         first = stream(process.stdout).read(1)
@@ -501,6 +486,21 @@ def test_ctrl_c_during_an_answer_of_a_chat_leads_to_the_next_question() -> None:
     assert code == 0
     assert b"quick brown fox" in out
     assert b"Traceback" not in err
+
+
+@posix_only
+def test_ctrl_c_while_a_chat_reads_a_long_message_leads_to_the_next() -> None:
+    context = ("--ctx", "8192")
+    with started("chat", *GREEDY, *context, stdin=True) as process:
+        read_until(stream(process.stderr), b"> ")
+        stream(process.stdin).write(b"word " * 7000 + b"\n")
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        read_until(stream(process.stderr), b"[cancelled]")
+        stream(process.stdin).write(b"/stats\n/quit\n")
+        code, out, err = rest_of(process)
+    assert (code, out) == (0, b"\n")
+    assert b"> 0 tokens in 0 steps" in err
 
 
 @posix_only
