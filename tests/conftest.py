@@ -27,7 +27,7 @@ from copyspec_edge.registry import entries, locate
 
 _TIMEOUT_SECONDS = 300
 _SMOLLM2 = "smollm2-135m"
-_CRASHING_BUILD = Path(__file__).parent / "support" / "crashing_build"
+CRASHING_BUILD = Path(__file__).parent / "support" / "crashing_build"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     environment.setenv("COPYSPEC_TEST_SMOLLM2", str(_place_of_smollm2(config)))
     environment.setenv("COPYSPEC_CACHE", str(_new_cache_folder(config)))
     if config.getoption("--native-check") == "fails":
-        environment.setenv("PYTHONPATH", str(_CRASHING_BUILD), prepend=os.pathsep)
+        environment.setenv("PYTHONPATH", str(CRASHING_BUILD), prepend=os.pathsep)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So do shells start what runs in the background, and child processes inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -66,8 +66,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: int, *messages:
         assert message in done.stderr
 
 
-def generate_json(cli: RunPython, *arguments: str, stdin: bytes = b"") -> dict[str, object]:
-    done = cli("generate", *GREEDY, "--json", *arguments, stdin=stdin)
+def generate_json(call: RunPython, *arguments: str, stdin: bytes = b"") -> dict[str, object]:
+    done = call("generate", *GREEDY, "--json", *arguments, stdin=stdin)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     result: dict[str, object] = json.loads(done.stdout)
@@ -198,8 +198,8 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     assert all("the installed llama.cpp crashes" in warning for warning in warnings)
 
 
-def test_json_adds_up(cli: RunPython) -> None:
-    result = generate_json(cli, "-p", FOX)
+def test_json_adds_up(call: RunPython) -> None:
+    result = generate_json(call, "-p", FOX)
     stats, token_ids = result["stats"], result["token_ids"]
     assert isinstance(stats, dict)
     assert isinstance(token_ids, list)
@@ -211,28 +211,28 @@ def test_json_adds_up(cli: RunPython) -> None:
     assert "quick brown fox" in str(result["text"])
 
 
-def test_no_copy_drafts_nothing(cli: RunPython) -> None:
-    stats = generate_json(cli, "-p", FOX, "--no-copy")["stats"]
+def test_no_copy_drafts_nothing(call: RunPython) -> None:
+    stats = generate_json(call, "-p", FOX, "--no-copy")["stats"]
     assert isinstance(stats, dict)
     assert stats["accepted_tokens"] == stats["drafted_tokens"] == 0
     assert stats["generated_tokens"] == stats["verify_steps"] > 0
 
 
 def test_the_prompt_is_the_same_from_an_option_a_file_and_stdin(
-    cli: RunPython, tmp_path: Path
+    call: RunPython, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Sag hallo, ä 😀", encoding="utf-8")
     sources = (("-p", "Sag hallo, ä 😀"), ("-f", str(path)), ())
     results = [
-        generate_json(cli, *source, "--max-tokens", "6", stdin=path.read_bytes())
+        generate_json(call, *source, "--max-tokens", "6", stdin=path.read_bytes())
         for source in sources
     ]
     assert [r["token_ids"] for r in results] == [results[0]["token_ids"]] * 3
 
 
-def test_raw_continues_the_prompt_without_a_template(cli: RunPython) -> None:
-    raw = generate_json(cli, "--raw", "-p", "1, 2, 3, 4, 5,", "--max-tokens", "6")
+def test_raw_continues_the_prompt_without_a_template(call: RunPython) -> None:
+    raw = generate_json(call, "--raw", "-p", "1, 2, 3, 4, 5,", "--max-tokens", "6")
     assert "6" in str(raw["text"])
     stats = raw["stats"]
     assert isinstance(stats, dict)
@@ -241,19 +241,19 @@ def test_raw_continues_the_prompt_without_a_template(cli: RunPython) -> None:
     assert raw["finish_reason"] == "length"
 
 
-def test_a_stop_string_ends_the_answer(cli: RunPython) -> None:
-    result = generate_json(cli, "-p", FOX, "--stop", "lazy", "--stop", "nothing")
+def test_a_stop_string_ends_the_answer(call: RunPython) -> None:
+    result = generate_json(call, "-p", FOX, "--stop", "lazy", "--stop", "nothing")
     assert result["finish_reason"] == "stop"
     assert str(result["text"]).endswith("over the ")
 
 
 def test_a_schema_a_bias_and_penalties_from_the_command_line(
-    cli: RunPython, tmp_path: Path
+    call: RunPython, tmp_path: Path
 ) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["red", "blue"]}', encoding="utf-8")
     options = ("-p", "Which colour has the sky?", "--json-schema-file", str(schema))
-    result = generate_json(cli, *options, "--logprobs", "2", "--repeat-penalty", "1.1")
+    result = generate_json(call, *options, "--logprobs", "2", "--repeat-penalty", "1.1")
     text, token_ids, logprobs = result["text"], result["token_ids"], result["logprobs"]
     assert text in ('"red"', '"blue"')
     assert isinstance(token_ids, list)
@@ -261,12 +261,12 @@ def test_a_schema_a_bias_and_penalties_from_the_command_line(
     assert [logprob["token_id"] for logprob in logprobs] == token_ids
     assert all(len(logprob["top"]) == 2 for logprob in logprobs)
     bias = f"--logit-bias={token_ids[1]}=-inf"
-    assert generate_json(cli, *options, bias)["text"] not in (text, "")
+    assert generate_json(call, *options, bias)["text"] not in (text, "")
 
 
-def test_the_same_seed_gives_the_same_answer(cli: RunPython) -> None:
+def test_the_same_seed_gives_the_same_answer(call: RunPython) -> None:
     options = ("--raw", "-p", "Once upon", "--temperature", "1.2", "--max-tokens", "8")
-    one, two, other = (generate_json(cli, *options, "--seed", seed) for seed in ("5", "5", "6"))
+    one, two, other = (generate_json(call, *options, "--seed", seed) for seed in ("5", "5", "6"))
     assert one["token_ids"] == two["token_ids"] != other["token_ids"]
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RunPython
+from conftest import CRASHING_BUILD, RunPython
 
 from copyspec_edge import Model, NativeBuildError, SamplingParams, Settings
 from copyspec_edge import model as model_module
@@ -61,6 +62,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_real_probe_tells_whether_this_build_decodes() -> None:
     assert probe(extra_bufts=False).status == "works"
     assert probe(extra_bufts=True).status in ("works", "crashes")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_a_crashing_build_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `--native-check=fails` does to all tests."""
+    monkeypatch.setenv("PYTHONPATH", str(CRASHING_BUILD), prepend=os.pathsep)
+    assert probe(extra_bufts=True).status == "crashes"
+    assert probe(extra_bufts=False).status == "works"
 
 
 def test_the_real_child_needs_nothing_of_the_package(tiny_path: Path) -> None:
