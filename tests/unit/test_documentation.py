@@ -10,7 +10,7 @@ import pytest
 import copyspec_edge
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 TEXT = {
     page.relative_to(ROOT).as_posix(): COMMENT.sub("", page.read_text(encoding="utf-8"))
@@ -39,3 +39,12 @@ def test_a_file_that_is_named_exists(path: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(TEXT["README.md"].split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    "option", re.findall(r"-m pytest (?:\S+ )*?(--[\w-]+)", TEXT["CONTRIBUTING.md"])
+)
+def test_an_option_of_the_tests_that_is_named_exists(
+    option: str, pytestconfig: pytest.Config
+) -> None:
+    pytestconfig.getoption(option)
