@@ -393,18 +393,22 @@ def test_ctrl_c_while_loading_ends_with_1() -> None:
     assert b"Traceback" not in err
 
 
-def talk(*lines: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    typed = "".join(f"{line}\n" for line in lines).encode()
-    done = subprocess.run(
-        [*CLI, "chat", *GREEDY, "--max-tokens", "24", *arguments],
-        input=typed,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+Talk = Callable[..., tuple[int, str, str]]
 
 
-def test_chat_answers_until_quit() -> None:
+@pytest.fixture
+def talk(call: RunPython) -> Talk:
+    """Type these lines into a chat; its exit code, stdout and stderr."""
+
+    def chat(*lines: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        typed = "".join(f"{line}\n" for line in lines).encode()
+        done = call("chat", *GREEDY, "--max-tokens", "24", *arguments, stdin=typed)
+        return done.returncode, done.stdout, done.stderr
+
+    return chat
+
+
+def test_chat_answers_until_quit(talk: Talk) -> None:
     code, out, err = talk(FOX, "", "/quit", "never read")
     assert code == 0
     assert out.startswith("The quick brown fox")
@@ -412,14 +416,14 @@ def test_chat_answers_until_quit() -> None:
     assert "llama 256M" in err
 
 
-def test_chat_ends_at_the_end_of_input() -> None:
-    code, out, _ = talk(FOX)
-    assert code == 0
-    assert "quick brown fox" in out
+def test_chat_ends_at_the_end_of_input(cli: RunPython, talk: Talk) -> None:
+    done = cli("chat", *GREEDY, "--max-tokens", "24", stdin=FOX.encode())
+    assert done.returncode == 0
+    assert "quick brown fox" in done.stdout
     assert talk()[:2] == (0, "")
 
 
-def test_chat_keeps_what_was_said_until_reset() -> None:
+def test_chat_keeps_what_was_said_until_reset(talk: Talk) -> None:
     code, out, err = talk(FOX, "/stats", "Again.", "/stats", "/reset", FOX, "/stats", "/quit")
     assert code == 0
     first, _, after_reset = out.splitlines()
@@ -429,14 +433,14 @@ def test_chat_keeps_what_was_said_until_reset() -> None:
     assert ["(0 cached)" in line for line in cached] == [True, False, True]
 
 
-def test_chat_explains_its_commands_and_an_empty_history() -> None:
+def test_chat_explains_its_commands_and_an_empty_history(talk: Talk) -> None:
     code, out, err = talk("/stats", "/nonsense", "/quit")
     assert (code, out) == (0, "")
     assert "nothing has been answered yet" in err
     assert err.count("/reset starts over") == 2
 
 
-def test_chat_says_when_an_answer_ended_at_a_limit_and_when_the_context_is_full() -> None:
+def test_chat_says_when_an_answer_ended_at_a_limit_and_when_the_context_is_full(talk: Talk) -> None:
     code, out, err = talk(COUNT, "word " * 100, "/reset", COUNT, arguments=("--ctx", "96"))
     assert code == 0
     assert len(out.splitlines()) >= 2
@@ -445,15 +449,11 @@ def test_chat_says_when_an_answer_ended_at_a_limit_and_when_the_context_is_full(
     assert "/reset starts over" in err
 
 
-def test_chat_goes_on_after_a_line_that_is_not_utf8() -> None:
-    done = subprocess.run(
-        [*CLI, "chat", *GREEDY, "--max-tokens", "4"],
-        input=b"caf\xe9\nHello\n/quit\n",
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-    )
+def test_chat_goes_on_after_a_line_that_is_not_utf8(cli: RunPython) -> None:
+    typed = b"caf\xe9\nHello\n/quit\n"
+    done = cli("chat", *GREEDY, "--max-tokens", "4", stdin=typed)
     assert done.returncode == 0
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
     assert done.stdout.strip()
 
 
