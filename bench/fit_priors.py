@@ -20,9 +20,10 @@ import numpy as np
 from copyspec_edge import Model, Settings
 from copyspec_edge.drafting.acceptance import N_PRIOR, AcceptanceModel
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
-from copyspec_edge.evaluation.replay import CURVES, geometric_mean, replay, replay_all
+from copyspec_edge.evaluation.replay import geometric_mean, replay, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
+from copyspec_edge.tuning.curves import REPLAY_CURVES
 
 PASSES = 4
 # Sums of squared gradients above this would make the prior too stiff to unlearn.
@@ -48,7 +49,7 @@ def fit(traces: Sequence[TokenTrace], eog_tokens: frozenset[int]) -> AcceptanceM
             model.weights[N_PRIOR:] = 0.0
             model.squares[N_PRIOR:] = np.inf
             drafter.reset()
-            replay(drafter, trace, CURVES["1b"])
+            replay(drafter, trace, REPLAY_CURVES["1b"])
     return model
 
 
@@ -65,7 +66,7 @@ def cross(traces: Sequence[TokenTrace], eog_tokens: frozenset[int]) -> None:
     tasks = sorted({trace.task for trace in traces})
     halves = (tasks[::2], tasks[1::2])
     priors = [fit([t for t in traces if t.task not in half], eog_tokens) for half in halves]
-    for name, curve in CURVES.items():
+    for name, curve in REPLAY_CURVES.items():
         for carried in (False, True):
             speedups: list[float] = []
             for half, prior in zip(halves, priors, strict=True):

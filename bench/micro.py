@@ -28,7 +28,8 @@ from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.logprobs import token_logprob
 from copyspec_edge.sampling.schema_matcher import SchemaMatcher
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
-from copyspec_edge.tuning.cost import CPU_CURVE, CostModel
+from copyspec_edge.tuning.cost import CostModel
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 LENGTHS = (4096, 32768, 131072)
 _ROUNDS = 200

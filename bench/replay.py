@@ -23,10 +23,11 @@ from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.evaluation.baseline_choice import BEST, NAMES, chosen_baselines, parse_names
 from copyspec_edge.evaluation.baselines import Factory
 from copyspec_edge.evaluation.oracle import oracle_speedups
-from copyspec_edge.evaluation.replay import CURVES, MAX_TOKENS, Tally, geometric_mean, replay_all
+from copyspec_edge.evaluation.replay import MAX_TOKENS, Tally, geometric_mean, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
 from copyspec_edge.tuning.cost import CostCurve
+from copyspec_edge.tuning.curves import REPLAY_CURVES
 
 OURS: Factory = CopyDrafter
 
@@ -123,7 +124,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, help="use the traces of this JSON lines file")
     parser.add_argument("--tasks", type=_names, default=[], help="only these, with commas between")
     parser.add_argument("--per-task", type=int, default=96, help="most traces of one task")
-    parser.add_argument("--curve", choices=CURVES, default="1b", help="what batches cost")
+    parser.add_argument("--curve", choices=REPLAY_CURVES, default="1b", help="what batches cost")
     parser.add_argument(
         "--baselines",
         default="all",
@@ -164,7 +165,7 @@ def main() -> None:
         parser.error(str(error))
     if not tokens:
         parser.error("all traces are too long or too short")
-    curve, carried = CURVES[arguments.curve], arguments.learner == "carried"
+    curve, carried = REPLAY_CURVES[arguments.curve], arguments.learner == "carried"
     results = report(Bench(tokens, eog_tokens, curve, carried), names)
     results["settings"] = {
         **{name: str(value) for name, value in vars(arguments).items() if name != "json"},

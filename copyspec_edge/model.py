@@ -18,7 +18,7 @@ from copyspec_edge.llama import MAX_ROWS, Engine, Vocab, Weights, choose_extra_b
 from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings, check_range
-from copyspec_edge.tuning import MeasuredCosts, cost_model, tuned_settings
+from copyspec_edge.tuning import MeasuredCosts, ModelTuning
 
 
 class Model:
@@ -34,6 +34,8 @@ class Model:
         self.certificate = certificate
         self._weights = weights
         self._settings = settings
+        applied = certificate.apply(settings) if certificate else settings
+        self._tuning = ModelTuning(weights, applied)
         self._vocab = Vocab(weights)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._completions: Session | None = None
@@ -143,14 +145,12 @@ class Model:
         return session
 
     def _engine_and_cost(self) -> tuple[Engine, MeasuredCosts]:
-        weights, n_ctx = self._weights, self.n_ctx
+        weights, settings, n_ctx = self._weights, self._tuning.settings, self.n_ctx
         if self.certificate is None:
-            settings = tuned_settings(weights, self._settings)
             engine = Engine(weights, settings, n_ctx=n_ctx)
-            return engine, cost_model(engine, weights, settings)
-        settings = self.certificate.apply(self._settings)
+            return engine, self._tuning.costs(engine)
         engine = ExactEngine(weights, settings, self.certificate, n_ctx=n_ctx)
-        return engine, CertifiedCosts(cost_model(engine, weights, settings), self.certificate)
+        return engine, CertifiedCosts(self._tuning.costs(engine), self.certificate)
 
     def complete(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None

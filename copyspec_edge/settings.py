@@ -21,7 +21,10 @@ class Settings:
         n_ctx: tokens of context; None: the model's own, at most 8192, less if memory is short.
         n_batch: most tokens llama.cpp is given at once.
         n_ubatch: most tokens it computes at once; no more than `n_batch` are.
-        n_threads: None: as many of the machine's physical cores as are fastest.
+        n_threads: threads for one token; None: as many of the machine's physical cores as are
+            fastest.
+        n_threads_batch: threads for several tokens, which are prompts and drafts; None: as many as
+            `n_threads` where that is given, else as many as are fastest.
         n_gpu_layers: layers kept on the GPU; -1: all of them. Without a GPU build: no effect.
         main_gpu: index of the GPU that is used where one is used.
         tensor_split: share of the model for each GPU; None: by their free memory.
@@ -31,9 +34,9 @@ class Settings:
         use_mlock: keep the weights from being swapped out.
         use_extra_bufts: repacked weights and AMX kernels; None: used where they do not crash,
             which is found out once per machine and build.
-        calibrate: measure once per model and machine, in about two seconds, what verifying costs
-            how many threads are fastest, and whether flash attention is faster; without it built-in
-            costs are the start.
+        calibrate: measure once per model and machine, in a few seconds, what verifying costs, how
+            many threads are fastest, and whether flash attention is faster; what decoding corrects
+            is kept too. Without it each session starts from built-in costs.
         exact: with copying on, tokens and logits are bit for bit those with copying off. The
             settings under which they are, of those left open here, are found by a probe when a
             model is first loaded, a minute or more for a small one, and remembered; without any,
@@ -47,6 +50,7 @@ class Settings:
     n_batch: int = 512
     n_ubatch: int = 512
     n_threads: int | None = None
+    n_threads_batch: int | None = None
     n_gpu_layers: int = -1
     main_gpu: int = 0
     tensor_split: tuple[float, ...] | None = None
@@ -64,6 +68,7 @@ class Settings:
         check_range("n_batch", self.n_batch, 2, 1 << 16)
         check_range("n_ubatch", self.n_ubatch, 2, 1 << 16)
         check_range("n_threads", self.n_threads, 1, 512)
+        check_range("n_threads_batch", self.n_threads_batch, 1, 512)
         check_range("n_gpu_layers", self.n_gpu_layers, -1, 1 << 16)
         check_range("main_gpu", self.main_gpu, 0, 63)
         if self.tensor_split is not None and not _are_shares(self.tensor_split):

@@ -34,6 +34,12 @@ def add_model_options(parser: argparse.ArgumentParser, *, required: bool = True)
         "--threads", type=int, metavar="N", help="default: as many cores as are fastest"
     )
     parser.add_argument(
+        "--threads-batch",
+        type=int,
+        metavar="N",
+        help="for prompts and drafts; default: --threads, else as many cores as are fastest",
+    )
+    parser.add_argument(
         "--gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; default: all"
     )
 
@@ -123,6 +129,7 @@ def load_model(arguments: argparse.Namespace) -> Model:
     settings = Settings(
         n_ctx=arguments.ctx,
         n_threads=arguments.threads,
+        n_threads_batch=arguments.threads_batch,
         n_gpu_layers=arguments.gpu_layers,
         exact=getattr(arguments, "exact", False),
     )

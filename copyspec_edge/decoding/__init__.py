@@ -6,7 +6,7 @@ It knows drafters, samplers and engines by their interfaces; it does not know te
 from __future__ import annotations
 
 from copyspec_edge.decoding.history import History
-from copyspec_edge.decoding.loop import EngineLike, decode
+from copyspec_edge.decoding.loop import EngineLike, StepCosts, decode
 from copyspec_edge.decoding.stats import Stats, Step, fold
 
-__all__ = ["EngineLike", "History", "Stats", "Step", "decode", "fold"]
+__all__ = ["EngineLike", "History", "Stats", "Step", "StepCosts", "decode", "fold"]

@@ -35,13 +35,25 @@ class EngineLike(Protocol):
         ...
 
 
+class StepCosts(Protocol):
+    """What forward passes cost, learned from those that were made."""
+
+    def at(self, depth: int) -> Costs:
+        """What they cost behind a context of `depth` tokens."""
+        ...
+
+    def observe(self, rows: int, seconds: float, *, depth: int) -> None:
+        """A forward pass of `rows` rows behind `depth` tokens took this long, and nothing else."""
+        ...
+
+
 def decode(
     engine: EngineLike,
     history: History,
     *,
     drafter: Drafter,
     sampler: Sampler,
-    cost: Costs,
+    cost: StepCosts,
     eog: Container[int],
     max_tokens: int,
     min_rows: int = 1,
@@ -64,22 +76,23 @@ def decode(
     left = max_tokens
     while left > 0 and len(history) < history.capacity:
         started = time.perf_counter()
-        evaluated = len(history) - engine.n_past
+        depth = engine.n_past
+        evaluated = len(history) - depth
         proposed = draft = NO_DRAFT
         if evaluated == 1:
             room = min(left, history.capacity - len(history), engine.max_rows)
             proposed = drafter.draft(history.tokens, room - 1)
-            draft = _worthwhile(proposed, cost, sampler)
-        least = min(min_rows, engine.max_rows, history.capacity - engine.n_past)
+            draft = _worthwhile(proposed, cost.at(depth), sampler)
+        least = min(min_rows, engine.max_rows, history.capacity - depth)
         padding = max(0, least - evaluated - len(draft))
-        new, likely = _forward(
+        new, likely, forward_seconds = _forward(
             engine, history, draft.tokens, sampler, eog, least, padding, logprobs
         )
         left -= len(new)
         accepted = _count_accepted(draft, new)
         seconds = time.perf_counter() - started
         if evaluated == 1:
-            cost.observe(len(draft) + 1 + padding, seconds)
+            cost.observe(len(draft) + 1 + padding, forward_seconds, depth=depth)
         declined = len(proposed) > len(draft) == 0
         yield Step(new, len(draft), accepted, draft.source, evaluated, seconds, declined, likely)
         if int(new[-1]) in eog:
@@ -102,20 +115,24 @@ def _forward(
     least: int,
     padding: int,
     n_top: int | None,
-) -> tuple[Tokens, tuple[TokenLogprob, ...]]:
+) -> tuple[Tokens, tuple[TokenLogprob, ...], float]:
+    """The new tokens, what else was likely, and the seconds until the rows were there."""
     unread = history.tokens[engine.n_past :]
     pad = np.repeat(unread[-1:], padding)
     ahead = len(draft) + padding
     wanted = max(least, ahead + 1)
+    tokens = np.concatenate((unread, draft, pad))
     try:
-        rows = engine.eval(np.concatenate((unread, draft, pad)), rows=wanted)
+        started = time.perf_counter()
+        rows = engine.eval(tokens, rows=wanted)
+        seconds = time.perf_counter() - started
         rows = rows[wanted - ahead - 1 :]
         new = verify(draft, rows, sampler, eog)
         likely = () if n_top is None else _look_up(rows, new, n_top)
         history.extend(new)
     finally:
         engine.truncate(len(history) - 1)
-    return new, likely
+    return new, likely, seconds
 
 
 def _look_up(rows: npt.NDArray[np.float32], new: Tokens, n_top: int) -> tuple[TokenLogprob, ...]:

@@ -20,7 +20,8 @@ class Step:
         source: which drafter proposed them.
         evaluated: tokens the model had not read before, the draft not counted; more than 1 for
             the step that reads a prompt.
-        seconds: duration, drafting and sampling included.
+        seconds: duration of the whole step, drafting and sampling included; what a cost model
+            learns from is the forward pass alone.
         declined: whether a copy was found of which nothing was worth verifying, or possible.
         logprobs: one for each of `tokens` if they were asked for.
     """

@@ -15,7 +15,7 @@ from copyspec_edge.drafting.drafter import Draft
 
 
 class Costs(Protocol):
-    """What verifying costs, as decoding needs to know it."""
+    """What verifying costs behind one context."""
 
     @property
     def table(self) -> FloatArray:
@@ -25,10 +25,6 @@ class Costs(Protocol):
     @property
     def breaks(self) -> FloatArray:
         """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
-        ...
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A batch of `rows` rows took this long."""
         ...
 
 

@@ -23,16 +23,6 @@ from copyspec_edge.tuning import CostCurve
 MAX_TOKENS = 1024
 MAX_ROWS = MAX_DRAFT + 1
 
-# Time of a batch against plain decoding at its best, as measured on two x86-64 cores in use, beyond
-# 48 rows on a straight line; "flat" is like a GPU's. The first is SmolLM2 padded to 1 B parameters.
-_ROWS = (1, 2, 3, 4, 6, 8, 11, 16, 32, 48, 64)
-CURVES = {
-    "1b": CostCurve(_ROWS, (1.01, 1.41, 1.64, 1.33, 2.08, 2.22, 3.14, 3.03, 5.72, 8.27, 10.82)),
-    "f16": CostCurve(_ROWS, (1.09, 1.45, 1.63, 1.79, 2.07, 2.29, 2.81, 3.34, 5.45, 7.76, 10.07)),
-    "q4_0": CostCurve(_ROWS, (1.11, 1.46, 1.72, 1.72, 2.43, 2.62, 3.62, 3.90, 7.05, 10.0, 12.95)),
-    "flat": CostCurve((1, 2, 4, 8, 16, 32, 64), (1.0, 1.05, 1.1, 1.15, 1.25, 1.5, 2.0)),
-}
-
 
 @dataclass
 class Tally:

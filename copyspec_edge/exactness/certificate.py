@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from copyspec_edge.arrays import FloatArray
 from copyspec_edge.host import read_json, write_json
 from copyspec_edge.settings import FlashAttention, KvType, Settings
-from copyspec_edge.tuning import CostCurve, MeasuredCosts
+from copyspec_edge.tuning import CostCurve, CostTable, MeasuredCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ class CertifiedCosts:
     """Costs that forbid batches which are not certified, and charge for the least rows."""
 
     def __init__(self, costs: MeasuredCosts, certificate: Certificate) -> None:
-        n = len(costs.table)
+        n = len(costs.curve.table)
         self._costs = costs
         self._counts = np.clip(np.arange(n), min(certificate.min_rows, n - 1), None)
         self._barred = np.full(n, np.inf, np.float32)
@@ -127,20 +126,15 @@ class CertifiedCosts:
         self._barred[[rows for rows in allowed if rows < n]] = 0
 
     @property
-    def table(self) -> FloatArray:
-        """Entry n is the cost of a batch of n rows, infinite where it must not be sent."""
-        return self._costs.table[self._counts] + self._barred
-
-    @property
-    def breaks(self) -> FloatArray:
-        """Entry n is what is lost by a draft that breaks behind n accepted tokens."""
-        return self._costs.breaks
-
-    @property
     def curve(self) -> CostCurve:
         """The curve as it is now, of all batches."""
         return self._costs.curve
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A batch of `rows` rows took this long."""
-        self._costs.observe(rows, seconds)
+    def at(self, depth: int) -> CostTable:
+        """Behind `depth` tokens; infinite for a batch that must not be sent."""
+        costs = self._costs.at(depth)
+        return CostTable(costs.table[self._counts] + self._barred, costs.breaks)
+
+    def observe(self, rows: int, seconds: float, *, depth: int) -> None:
+        """A forward pass of `rows` rows behind `depth` tokens took this long."""
+        self._costs.observe(rows, seconds, depth=depth)

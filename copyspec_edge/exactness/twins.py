@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from copyspec_edge.arrays import Row, Tokens, common_prefix
-from copyspec_edge.decoding import EngineLike, History, decode
-from copyspec_edge.drafting import Costs, Drafter, NoDrafter
+from copyspec_edge.decoding import EngineLike, History, StepCosts, decode
+from copyspec_edge.drafting import Drafter, NoDrafter
 from copyspec_edge.exactness.comparison import Comparison, Difference
 from copyspec_edge.sampling import Sampler
 
@@ -35,7 +35,7 @@ class ComparedSession(Protocol):
     def engine(self) -> ComparedEngine: ...  # noqa: D102
 
     @property
-    def cost(self) -> Costs: ...  # noqa: D102
+    def cost(self) -> StepCosts: ...  # noqa: D102
 
     @property
     def n_ctx(self) -> int: ...  # noqa: D102
@@ -138,7 +138,9 @@ class Twins:
         self.history = plain.history
         return self.history
 
-    def repeat(self, drafts: str, drafter: Drafter, cost: Costs, *, kept: int = 0) -> Comparison:
+    def repeat(
+        self, drafts: str, drafter: Drafter, cost: StepCosts, *, kept: int = 0
+    ) -> Comparison:
         """Answer what was asked last again, with copying, and compare.
 
         Args:
@@ -187,7 +189,7 @@ class Twins:
 
 
 def _answer(
-    session: ComparedSession, asked: Tokens, turn: Turn, drafter: Drafter, cost: Costs
+    session: ComparedSession, asked: Tokens, turn: Turn, drafter: Drafter, cost: StepCosts
 ) -> _Answer:
     history = History(session.n_ctx)
     history.extend(asked)

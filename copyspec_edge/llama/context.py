@@ -37,8 +37,8 @@ def context_params(
     params.n_ubatch = min(settings.n_batch, settings.n_ubatch)
     params.n_seq_max = 1
     params.n_outputs_max = max_rows
-    threads = settings.n_threads or machine.physical_cores()
-    params.n_threads = params.n_threads_batch = threads
+    params.n_threads = settings.n_threads or machine.physical_cores()
+    params.n_threads_batch = settings.n_threads_batch or params.n_threads
     params.flash_attn_type = _FLASH[settings.flash_attn]
     params.type_k = _ggml_type(settings.type_k)
     params.type_v = _ggml_type(settings.type_v)

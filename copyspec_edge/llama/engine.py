@@ -39,7 +39,8 @@ class Engine:
         n_ctx: most tokens it can hold.
         n_past: tokens it holds.
         n_vocab: width of a row.
-        n_threads: threads it computes with.
+        n_threads: threads it computes one token with.
+        n_threads_batch: threads it computes several tokens with: a prompt, and a draft.
         max_rows: most rows of logits of one `eval`, and the longest draft + 1.
         rollback: how rejected tokens are undone; see `Stats.rollback`.
 
@@ -79,6 +80,7 @@ class Engine:
         self.rollback = self._rollback.name
         self._batch = Batch(self._n_batch)
         self.n_threads = int(params.n_threads)
+        self.n_threads_batch = int(params.n_threads_batch)
 
     def eval(self, tokens: Tokens, *, rows: int) -> Rows:
         """Read `tokens` behind the `n_past` ones, and give the logits of the last `rows`.
@@ -117,11 +119,11 @@ class Engine:
             self._require_open()
             self.n_past = self._rollback.cut(length)
 
-    def set_threads(self, n_threads: int) -> None:
-        """Use this many threads from the next `eval` on."""
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Use this many threads for one token, and for several, from the next `eval` on."""
         self._require_open()
-        llama_cpp.llama_set_n_threads(self._context, n_threads, n_threads)
-        self.n_threads = n_threads
+        llama_cpp.llama_set_n_threads(self._context, n_threads, n_threads_batch)
+        self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
     def cancel(self) -> None:
         """Stop the `eval` that is running, from any thread, and those after it."""

@@ -1,7 +1,8 @@
 """Measures what verifying costs on this machine, in a time box, and remembers it.
 
-It knows an engine and times, not tokens or drafts. What is measured is what decoding does: batches
-of one row with longer ones in between, since a change of shape makes llama.cpp rebuild its graph.
+It knows an engine and times, not drafts. What is measured is what decoding does: batches of one
+row with longer ones in between, since a change of shape makes llama.cpp rebuild its graph; of
+tokens that differ, since equal ones take the same experts; and behind a short and a long context.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median, median_low
 from typing import Protocol
@@ -19,7 +21,8 @@ import numpy as np
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding import EngineLike
 from copyspec_edge.host import read_json, write_json
-from copyspec_edge.tuning.cost import SHAPES, CostCurve
+from copyspec_edge.tuning.cost import CostCurve
+from copyspec_edge.tuning.curves import SHAPES
 
 _BUDGET_SECONDS = 2.0
 # Three more are what reading the context takes.
@@ -30,27 +33,48 @@ LEAST_CONTEXT = _DEEPEST + SHAPES[-1]
 _PLAIN_STEPS = 3
 # The shapes that decide most come first; those the time box does not reach are extrapolated.
 _ORDER = (2, 4, 16, 8, 3, 6, 32, 12, 24, 48, 64)
+# The long context: what can be read in this time. Behind less, its share would be lost in noise.
+_READING_SECONDS = 1.0
+_LONG = (256, 1024)
+_LONG_ROUNDS = 4
+_LONG_ROWS = 16
+# No context of this length makes a step so much slower: something else does.
+_MOST_GROWTH = 10.0
 _BUSY_SPREAD = 3.0
 _logger = logging.getLogger("copyspec_edge")
 
 
 class MeasurableEngine(EngineLike, Protocol):
-    """An engine whose thread count can be set."""
+    """An engine whose thread counts can be set."""
 
+    n_ctx: int
+    n_vocab: int
     n_threads: int
+    n_threads_batch: int
 
-    def set_threads(self, n_threads: int) -> None:
-        """Use this many threads from now on."""
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Use so many threads for one token, and for several, from now on."""
         ...
 
 
-def calibrated(engine: MeasurableEngine, path: Path, token: int) -> CostCurve | None:
+class VariedTokens:
+    """Any token ids, but always the same ones in the same order."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._random = np.random.default_rng(0)
+
+    def take(self, n_tokens: int) -> Tokens:
+        """The next ones, shape (n_tokens,)."""
+        return self._random.integers(0, self._n_vocab, n_tokens, np.int32)
+
+
+def calibrated(engine: MeasurableEngine, path: Path) -> CostCurve | None:
     """The cost curve of an engine: from the file `path`, else measured and written there.
 
     Args:
         engine: of LEAST_CONTEXT tokens or more, with an empty memory, which is left empty.
         path: named after everything the curve depends on.
-        token: any id of the vocabulary.
 
     Returns:
         None where the machine is too busy to measure.
@@ -58,57 +82,59 @@ def calibrated(engine: MeasurableEngine, path: Path, token: int) -> CostCurve | 
     Raises:
         EngineError: llama.cpp failed.
     """
-    curve = read_json(path, _kept)
+    curve = read_json(path, _parse)
     if curve is not None:
         return curve
-    curve, spread = measure(engine, token)
+    curve, spread = measure(engine)
     if spread > _BUSY_SPREAD:
         _logger.info("this machine is too busy to measure the cost of verifying")
         return None
-    _write(path, curve, spread)
+    write_json(path, {**asdict(curve), "spread": spread})
     return curve
 
 
-def measure(engine: MeasurableEngine, token: int) -> tuple[CostCurve, float]:
-    """Measure t(rows), behind a short context.
+def measure(engine: MeasurableEngine) -> tuple[CostCurve, float]:
+    """Measure t(rows), behind a short context and, where it is soon read, behind a long one.
 
     Returns:
         The curve in seconds, and the spread: the slowest plain step over the fastest, which on a
         busy machine is one with half the threads.
     """
-    tokens = np.full(SHAPES[-1], token, np.int32)
+    tokens = VariedTokens(engine.n_vocab)
     engine.truncate(0)
     try:
         # Not counted: it may read the weights from the disk.
-        engine.eval(tokens[:_DEPTH], rows=1)
+        engine.eval(tokens.take(_DEPTH), rows=1)
         start = time.perf_counter()
-        fastest = _time_half_threads(engine, tokens[:1])
-        samples = {1: [_time(engine, tokens[:1]) for _ in range(_PLAIN_STEPS)]}
+        fastest = _time_half_threads(engine, tokens)
+        samples = {1: [_time(engine, tokens, 1) for _ in range(_PLAIN_STEPS)]}
         fastest = min(fastest, *samples[1])
+        curve = _curve(samples)
         if max(samples[1]) <= _BUSY_SPREAD * fastest:
             budget = max(_BUDGET_SECONDS, _BUDGET_STEPS * median(samples[1]))
             _measure_shapes(engine, tokens, samples, start + budget)
-            _time(engine, tokens[:1])
-            samples[1].append(_time(engine, tokens[:1]))
+            _time(engine, tokens, 1)
+            samples[1].append(_time(engine, tokens, 1))
+            curve = _measure_growth(engine, tokens, _curve(samples))
     finally:
         engine.truncate(0)
-    return _curve(samples), max(samples[1]) / min(fastest, *samples[1])
+    return curve, max(samples[1]) / min(fastest, *samples[1])
 
 
-def _time_half_threads(engine: MeasurableEngine, tokens: Tokens) -> float:
+def _time_half_threads(engine: MeasurableEngine, tokens: VariedTokens) -> float:
     """Time a step with half the threads, and leave the engine warm with all of them."""
-    n_threads = engine.n_threads
-    engine.set_threads(max(1, n_threads // 2))
+    one, several = engine.n_threads, engine.n_threads_batch
+    engine.set_threads(max(1, one // 2), max(1, several // 2))
     try:
-        seconds = _time(engine, tokens)
+        seconds = _time(engine, tokens, 1)
     finally:
-        engine.set_threads(n_threads)
-    _time(engine, tokens)
+        engine.set_threads(one, several)
+    _time(engine, tokens, 1)
     return seconds
 
 
 def _measure_shapes(
-    engine: MeasurableEngine, tokens: Tokens, samples: dict[int, list[float]], deadline: float
+    engine: MeasurableEngine, tokens: VariedTokens, samples: dict[int, list[float]], deadline: float
 ) -> None:
     """Add samples of longer batches, each with what it adds to the plain step after it."""
     plain = median(samples[1])
@@ -116,8 +142,8 @@ def _measure_shapes(
         expected = float(_curve(samples).table[rows]) + 3 * plain
         if len(samples) > 1 and time.perf_counter() + expected > deadline:
             continue
-        seconds = _time(engine, tokens[:rows])
-        after = _time(engine, tokens[:1]) - plain
+        seconds = _time(engine, tokens, rows)
+        after = _time(engine, tokens, 1) - plain
         samples.setdefault(rows, []).append(seconds + max(0.0, after))
 
 
@@ -129,17 +155,51 @@ def _schedule(max_rows: int) -> Iterator[int]:
                 yield rows
 
 
-def _time(engine: EngineLike, tokens: Tokens) -> float:
-    """Time a batch of which the first token stays read: a recurrent state keeps no less."""
+def _measure_growth(engine: MeasurableEngine, tokens: VariedTokens, curve: CostCurve) -> CostCurve:
+    """The curve with what a long context adds, if one is read in time: linear in depth and rows."""
+    per_token = float(curve.table[-1]) / SHAPES[-1]
+    room = engine.n_ctx - _LONG_ROUNDS * (_LONG_ROWS + 2)
+    depth = int(min(_LONG[1], room, _READING_SECONDS / per_token))
+    if depth < _LONG[0]:
+        return curve
+    engine.truncate(0)
+    engine.eval(tokens.take(depth), rows=1)
+    many = min(_LONG_ROWS, engine.max_rows)
+    samples: dict[int, list[float]] = {1: [], many: []}
+    _time_here(engine, tokens, 1)
+    for _ in range(_LONG_ROUNDS):
+        plain = _time_here(engine, tokens, 1)
+        samples[1].append(plain)
+        if many > 1:
+            seconds = _time_here(engine, tokens, many)
+            samples[many].append(seconds + max(0.0, _time_here(engine, tokens, 1) - plain))
+    if engine.n_past < depth or max(samples[1]) > _MOST_GROWTH * curve.seconds[0]:
+        return curve
+    growth = {
+        rows: max(0.0, median_low(seconds) - float(curve.table[rows])) / (depth - _DEPTH)
+        for rows, seconds in samples.items()
+    }
+    slope = max(0.0, growth[many] - growth[1]) / max(1, many - 1)
+    return replace(curve, growth=tuple(growth[1] + slope * (rows - 1) for rows in SHAPES))
+
+
+def _time(engine: EngineLike, tokens: VariedTokens, rows: int) -> float:
+    """Time a batch behind the short context."""
     if engine.n_past >= _DEEPEST:
         engine.truncate(_DEPTH)
         if engine.n_past < _DEPTH:
-            engine.eval(np.repeat(tokens[:1], _DEPTH - engine.n_past), rows=1)
+            engine.eval(tokens.take(_DEPTH - engine.n_past), rows=1)
+    return _time_here(engine, tokens, rows)
+
+
+def _time_here(engine: EngineLike, tokens: VariedTokens, rows: int) -> float:
+    """Time a batch of which the first token stays read: a recurrent state keeps no less."""
+    batch, past = tokens.take(rows), engine.n_past
     start = time.perf_counter()
-    past = engine.n_past
-    engine.eval(tokens, rows=len(tokens))
+    engine.eval(batch, rows=rows)
+    seconds = time.perf_counter() - start
     engine.truncate(past + 1)
-    return time.perf_counter() - start
+    return seconds
 
 
 def _curve(samples: dict[int, list[float]]) -> CostCurve:
@@ -153,12 +213,10 @@ def _curve(samples: dict[int, list[float]]) -> CostCurve:
     return CostCurve(SHAPES, tuple(float(k + b) for k, b in zip(known, beyond, strict=True)))
 
 
-def _kept(raw: dict[str, list[float]]) -> CostCurve | None:
-    rows, seconds = tuple(raw["rows"]), tuple(map(float, raw["seconds"]))
-    sound = all(math.isfinite(s) and s > 0 for s in seconds)
-    fits = rows == SHAPES and len(seconds) == len(SHAPES)
-    return CostCurve(SHAPES, seconds) if sound and fits else None
-
-
-def _write(path: Path, curve: CostCurve, spread: float) -> None:
-    write_json(path, {"rows": curve.rows, "seconds": curve.seconds, "spread": spread})
+def _parse(raw: dict[str, list[float]]) -> CostCurve | None:
+    rows = tuple(raw["rows"])
+    seconds, growth = (tuple(map(float, raw[name])) for name in ("seconds", "growth"))
+    finite = all(map(math.isfinite, (*seconds, *growth)))
+    sound = finite and min(seconds) > 0 and min(growth, default=0) >= 0
+    fits = rows == SHAPES and len(seconds) == len(SHAPES) and len(growth) in (0, len(SHAPES))
+    return CostCurve(SHAPES, seconds, growth) if sound and fits else None

@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from copyspec_edge.errors import CopySpecError
 from copyspec_edge.host import read_json, write_json
 from copyspec_edge.llama import Engine, Weights, write_tiny_model
 from copyspec_edge.settings import Settings
+from copyspec_edge.tuning.calibration import VariedTokens
 
 _DEPTH = 1024
 _ROWS = (1, 8)
@@ -61,19 +60,22 @@ def _measure(shape: tuple[int, int, int], settings: Settings) -> dict[str, list[
             "on": Engine(weights, replace(settings, flash_attn="on"), n_ctx=n_ctx),
             "off": Engine(weights, replace(settings, flash_attn="off"), n_ctx=n_ctx),
         }
+        tokens = VariedTokens(engines["on"].n_vocab)
         for engine in engines.values():
-            engine.eval(np.zeros(_DEPTH, np.int32), rows=1)
+            engine.eval(tokens.take(_DEPTH), rows=1)
         for _ in range(_ROUNDS):
             for name, engine in engines.items():
-                samples[name].append(sum(_time(engine, rows) for rows in _ROWS))
+                samples[name].append(sum(_time(engine, tokens, rows) for rows in _ROWS))
         for engine in engines.values():
             engine.close()
         weights.close()
     return samples
 
 
-def _time(engine: Engine, rows: int) -> float:
+def _time(engine: Engine, tokens: VariedTokens, rows: int) -> float:
+    batch = tokens.take(rows)
     start = time.perf_counter()
-    engine.eval(np.zeros(rows, np.int32), rows=rows)
+    engine.eval(batch, rows=rows)
+    seconds = time.perf_counter() - start
     engine.truncate(_DEPTH)
-    return time.perf_counter() - start
+    return seconds

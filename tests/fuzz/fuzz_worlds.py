@@ -21,7 +21,8 @@ from copyspec_edge.drafting.drafter import NO_DRAFT, Draft
 from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.session import Session
-from copyspec_edge.tuning.cost import CPU_CURVE, MeasuredCosts
+from copyspec_edge.tuning.cost import MeasuredCosts
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 # "full": no room in the cache. "interrupt": Ctrl-C while a batch is read. "cancel" and "cancel
 # elsewhere": a cancel meanwhile, from this and another thread.

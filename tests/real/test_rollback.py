@@ -549,7 +549,7 @@ def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
         return read(tokens, rows=rows)
 
     monkeypatch.setattr(engine, "eval", watched)
-    curve, _ = calibrate.measure(engine, 0)
+    curve, _ = calibrate.measure(engine)
     assert engine.n_past == 0
     assert min(curve.seconds) > 0
     assert longest >= 16

@@ -106,7 +106,7 @@ class FakeEngine:
         self.faults: dict[int, Fault] = {}
         self.on_chunk: Callable[[int], None] | None = None
         self.closed = False
-        self.n_threads = 1
+        self.n_threads = self.n_threads_batch = 1
         self.rollback = "checkpoint" if checkpoints else "attention"
         self._language = language
         self._n_batch = n_batch

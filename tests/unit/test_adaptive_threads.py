@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from copyspec_edge.tuning.adaptive_threads import AdaptiveThreads
-from copyspec_edge.tuning.cost import CPU_CURVE, CostModel
+from copyspec_edge.tuning.cost import CostCurve, CostModel, StepTime
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 Schedule = Callable[[float], int]
 STEP = 0.011
@@ -28,15 +29,18 @@ class Machine:
 
     A step takes `step` seconds with all cores, in proportion more with fewer threads. Where
     threads and busy processes outnumber the cores it takes 100 to 400 times as long, at most until
-    the others rest; with one thread it only has its share of a core.
+    the others rest; with one thread it only has its share of a core. A context of a thousand tokens
+    makes steps longer by `growth`, and each step adds a token to it.
     """
 
     n_cores: int = 2
     busy: Schedule = never
     step: float = STEP
+    growth: float = 0.0
     slowdown: Callable[[float], float] = lambda _: 1.0
     noise: float = 0.05
     now: float = 0.0
+    depth: int = 0
     n_threads: int = field(init=False)
     set_calls: list[int] = field(default_factory=list)
 
@@ -50,7 +54,8 @@ class Machine:
         self.n_threads = n_threads
 
     def seconds(self, n_threads: int, now: float, penalty: float) -> float:
-        work = self.step * self.slowdown(now) * self.n_cores / n_threads
+        deep = 1 + self.growth * self.depth / 1000
+        work = self.step * deep * self.slowdown(now) * self.n_cores / n_threads
         n_busy = self.busy(now)
         if n_threads + n_busy <= self.n_cores:
             return work
@@ -71,6 +76,7 @@ class Machine:
             self.now += took
             n_steps += 1
             tell(took)
+            self.depth += 1
         return n_steps
 
     def best(self, start: float, end: float) -> float:
@@ -93,8 +99,8 @@ class Governed:
         self._cost: CostModel | None = None
         if learns:
             table = CPU_CURVE.seconds
-            curve = type(CPU_CURVE)(CPU_CURVE.rows, tuple(machine.step * s for s in table))
-            self._cost = CostModel(curve, in_seconds=trusted, on_step=self.governor.observe)
+            curve = CostCurve(CPU_CURVE.rows, tuple(machine.step * s for s in table))
+            self._cost = CostModel(curve, in_seconds=trusted, on_step=self._observe)
 
     def run(self, seconds: float) -> float:
         """Decode for some time; returns the share of the steps that were possible."""
@@ -105,9 +111,12 @@ class Governed:
 
     def _tell(self, seconds: float) -> None:
         if self._cost:
-            self._cost.observe(1, seconds)
+            self._cost.observe(1, seconds, depth=self.machine.depth)
         else:
-            self.governor.observe(seconds / self.machine.step, seconds)
+            self.governor.observe(seconds / self.machine.step, seconds, self.machine.depth)
+
+    def _observe(self, step: StepTime) -> None:
+        self.governor.observe(step.slowness, step.seconds, step.depth)
 
 
 learners = pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learned"])
@@ -205,10 +214,10 @@ def test_one_slow_step_that_is_not_very_slow_changes_nothing() -> None:
     machine = Machine(2)
     governor = AdaptiveThreads(machine.set_threads, 2)
     for slowness in [1.0, 5.0, 5.0, 1.0, 20.0, 1.0]:
-        governor.observe(slowness, STEP * slowness)
+        governor.observe(slowness, STEP * slowness, 0)
     assert machine.set_calls == []
     for _ in range(3):
-        governor.observe(5.0, STEP * 5)
+        governor.observe(5.0, STEP * 5, 0)
     assert machine.set_calls == [1]
 
 
@@ -238,7 +247,7 @@ def lowered() -> tuple[Machine, AdaptiveThreads]:
     machine = Machine(2)
     governor = AdaptiveThreads(machine.set_threads, 2)
     for slowness in [300.0, 2.0, 2.0, 2.0]:
-        governor.observe(slowness, 0.02)
+        governor.observe(slowness, 0.02, 0)
     assert machine.set_calls == [1]
     return machine, governor
 
@@ -247,16 +256,16 @@ def lowered() -> tuple[Machine, AdaptiveThreads]:
 def test_only_a_count_that_is_clearly_faster_is_kept(slowness: float, n_threads: int) -> None:
     machine, governor = lowered()
     while machine.n_threads == 1:
-        governor.observe(2.0, 0.02)
+        governor.observe(2.0, 0.02, 0)
     for _ in range(3):
-        governor.observe(slowness, 0.02)
+        governor.observe(slowness, 0.02, 0)
     assert governor.n_threads == machine.n_threads == n_threads
 
 
 def test_cheap_trials_that_fail_become_rare_too() -> None:
     machine, governor = lowered()
     for _ in range(30_000):
-        governor.observe(2.0, 0.02)
+        governor.observe(2.0, 0.02, 0)
     assert 6 <= machine.set_calls.count(2) <= 8
 
 
@@ -302,5 +311,72 @@ def test_stalls_now_and_then_that_a_typical_step_does_not_show_lower_the_count()
     for step in range(80):
         if governor.n_threads == 1:
             break
-        governor.observe(8.0 if step % 6 == 5 else 1.2, STEP)
+        governor.observe(8.0 if step % 6 == 5 else 1.2, STEP, 0)
     assert machine.set_calls == [1]
+
+
+@learners
+@cores
+@pytest.mark.parametrize("growth", [0.5, 2.0])
+def test_a_long_prompt_is_not_taken_for_a_busy_machine(
+    n_cores: int, growth: float, learns: bool
+) -> None:
+    governed = Governed(Machine(n_cores, growth=growth), learns=learns)
+    for depth in (10, 4_000, 50, 7_000, 100, 3_900, 20):
+        governed.machine.depth = depth
+        governed.run(2)
+    assert governed.machine.set_calls == []
+
+
+@learners
+@pytest.mark.parametrize("depth", [10, 4_000])
+def test_behind_a_long_prompt_a_busy_machine_is_noticed(depth: int, learns: bool) -> None:
+    machine = Machine(4, lambda now: int(now > 8), growth=1.0)
+    governed = Governed(machine, learns=learns)
+    for prompt in (10, 4_000, depth):
+        machine.depth = prompt
+        governed.run(2)
+    machine.depth = 4_000
+    governed.run(10)
+    assert governed.governor.n_threads == 3
+
+
+@learners
+def test_a_machine_that_gets_busy_while_a_long_prompt_is_read_is_noticed(learns: bool) -> None:
+    machine = Machine(2, lambda now: int(now > 2), growth=1.0)
+    governed = Governed(machine, learns=learns)
+    governed.run(2)
+    machine.depth = 4_000
+    governed.run(10)
+    assert governed.governor.n_threads == 1
+
+
+@learners
+@pytest.mark.parametrize("factor", [3.0, 10.0])
+def test_going_down_ends_where_a_step_down_is_no_faster(factor: float, learns: bool) -> None:
+    machine = Machine(16, slowdown=lambda now: factor if now > 5 else 1.0)
+    Governed(machine, learns=learns).run(60)
+    assert machine.set_calls
+    assert min(machine.set_calls) == 15
+
+
+def test_a_trial_that_a_new_prompt_interrupts_decides_nothing() -> None:
+    machine = Machine(4)
+    governor = AdaptiveThreads(machine.set_threads, 4)
+    for slowness in [1.0, 300.0, 1.2]:
+        governor.observe(slowness, STEP * slowness, 10)
+    assert (machine.n_threads, governor.settled) == (3, 4)
+    for slowness in [1.1, 1.2, 1.1, 1.2]:
+        governor.observe(slowness, STEP * slowness, 5_000)
+    assert (machine.n_threads, governor.settled) == (4, 4)
+
+
+def test_one_that_starts_with_fewer_threads_tries_more_after_a_while() -> None:
+    governed = Governed(Machine(4, noise=0.01))
+    machine = governed.machine
+    governed.governor = AdaptiveThreads(machine.set_threads, 4, start=2)
+    machine.n_threads = 2
+    governed.run(4)
+    assert machine.set_calls == []
+    governed.run(60)
+    assert machine.n_threads == 4

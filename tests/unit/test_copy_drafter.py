@@ -14,7 +14,7 @@ from copyspec_edge.drafting.draft_length import trim
 from copyspec_edge.drafting.drafter import MAX_DRAFT
 from copyspec_edge.evaluation.replay import replay
 from copyspec_edge.evaluation.traces import TokenTrace
-from copyspec_edge.tuning.cost import CPU_CURVE
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 EOG = 0
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from copyspec_edge.drafting.draft_length import best_length, trim
 from copyspec_edge.drafting.drafter import NO_DRAFT, Draft
-from copyspec_edge.tuning.cost import CPU_CURVE, GPU_CURVE, CostCurve
+from copyspec_edge.tuning.cost import CostCurve
+from copyspec_edge.tuning.curves import CPU_CURVE, GPU_CURVE
 
 probabilities = st.lists(st.floats(0.0, 1.0, width=32), max_size=9)
 

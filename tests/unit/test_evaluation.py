@@ -43,7 +43,7 @@ from copyspec_edge.evaluation.ngram_cache import NgramCache
 from copyspec_edge.evaluation.ngram_map_k import NgramMapK
 from copyspec_edge.evaluation.ngram_mod import NgramMod
 from copyspec_edge.evaluation.recorded import RECORDED, recorded
-from copyspec_edge.evaluation.replay import CURVES, MAX_TOKENS, geometric_mean, replay, replay_all
+from copyspec_edge.evaluation.replay import MAX_TOKENS, geometric_mean, replay, replay_all
 from copyspec_edge.evaluation.sources import Sources
 from copyspec_edge.evaluation.traces import (
     MAX_EDIT_CHARS,
@@ -54,6 +54,7 @@ from copyspec_edge.evaluation.traces import (
     tokenized,
 )
 from copyspec_edge.tuning.cost import CostCurve
+from copyspec_edge.tuning.curves import GPU_CURVE
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay import Bench, report
@@ -399,14 +400,14 @@ def test_reports_ours_the_oracle_and_the_baselines() -> None:
         token_trace([*range(20, 60)] * 3, task="copy", prompt=[*range(20, 60)]),
         token_trace([*range(100, 200)], task="new"),
     ]
-    oracle = oracle_speedups(traces, CURVES["flat"])
+    oracle = oracle_speedups(traces, GPU_CURVE)
     assert oracle["copy"] > 10
     assert oracle["new"] == pytest.approx(1.0)
-    bench = Bench(traces, frozenset(), CURVES["flat"], carried=False)
+    bench = Bench(traces, frozenset(), GPU_CURVE, carried=False)
     results = report(bench, ["ngram-simple"])
     for task, row in results["tasks"].items():
         assert row["predicted_speedup"] <= row["oracle_speedup"] == oracle[task]
-    ours = replay_all(lambda: CopyDrafter(512, frozenset()), traces, CURVES["flat"], carried=False)
+    ours = replay_all(lambda: CopyDrafter(512, frozenset()), traces, GPU_CURVE, carried=False)
     assert results["tasks"]["copy"]["steps"] == ours["copy"].steps
     assert results["baselines"]["ngram-simple"]["tasks"]["new"] == 1
 
@@ -455,7 +456,7 @@ class Growing:
 class Dearer(CostCurve):
     """Costs that change with every step, to be told apart by the first of them."""
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, *, depth: int) -> None:
         object.__setattr__(self, "seconds", (self.seconds[0] + 1, *self.seconds[1:]))
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from copyspec_edge.drafting.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, EngineError
 from copyspec_edge.sampling.params import SamplingParams
 from copyspec_edge.sampling.sampler import Sampler, make_sampler
-from copyspec_edge.tuning.cost import CPU_CURVE, CostCurve
+from copyspec_edge.tuning.cost import CostCurve
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 GREEDY = SamplingParams(temperature=0)
 many = settings(max_examples=250, deadline=None)
@@ -445,3 +447,73 @@ def test_every_forward_pass_has_the_least_rows(
     # In the last place of a context there is room for two rows only.
     assert all(min(n_tokens, rows) >= min(min_rows, 2) for n_tokens, rows in asked)
     assert all(rows >= min_rows for _, rows in asked[:-1])
+
+
+class Clocked:
+    """A world in which only an engine, a sampler and a reader of the steps take time."""
+
+    def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch, *, drafts: Kind) -> None:
+        self.now = 0.0
+        self.observed: list[tuple[int, float, int]] = []
+        self.asked: list[int] = []
+        self.run = Run(case, case.scripted(drafts))
+        clock = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr("copyspec_edge.decoding.loop.time", clock)
+        self._slow_down(self.run.engine, "eval", 1.0)
+        self._slow_down(self.run.engine, "truncate", 0.125)
+        for method in ("choose", "accept", "admits"):
+            self._slow_down(self.run.sampler, method, 50.0)
+        self._slow_down(self.run.drafter, "draft", 30.0)
+
+    def _slow_down(self, part: object, method: str, seconds: float) -> None:
+        plain = getattr(part, method)
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            self.now += seconds
+            return plain(*arguments, **options)
+
+        setattr(part, method, slow)
+
+    def at(self, depth: int) -> CostCurve:
+        self.asked.append(depth)
+        return FLAT
+
+    def observe(self, rows: int, seconds: float, *, depth: int) -> None:
+        self.observed.append((rows, seconds, depth))
+
+    def steps(self) -> list[Step]:
+        taken = []
+        case = self.run.case
+        for step in decode(
+            self.run.engine,
+            self.run.history,
+            drafter=self.run.drafter,
+            sampler=self.run.sampler,
+            cost=self,
+            eog=case.eog,
+            max_tokens=case.max_tokens,
+        ):
+            taken.append(step)
+            self.now += 1000.0
+        return taken
+
+
+@pytest.mark.parametrize("drafts", ["right", "wrong"])
+def test_costs_are_told_the_time_of_the_forward_pass_alone(
+    monkeypatch: pytest.MonkeyPatch, drafts: Kind
+) -> None:
+    case = reciting([*range(1, 16)] * 2, 4, n_ctx=30, max_rows=4)
+    world = Clocked(case, monkeypatch, drafts=drafts)
+    first, *later = world.steps()
+    assert first.evaluated > 1
+    assert [seconds for _, seconds, _ in world.observed] == [1.0] * len(later)
+    assert [rows for rows, _, _ in world.observed] == [step.drafted + 1 for step in later]
+    assert all(50.0 < step.seconds < 1000.0 for step in later)
+
+
+def test_costs_are_asked_and_told_at_the_depth_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Clocked(reciting([*range(1, 16)] * 2, 4, n_ctx=30), monkeypatch, drafts="wrong")
+    world.steps()
+    assert [depth for _, _, depth in world.observed] == world.asked == list(range(4, 29))

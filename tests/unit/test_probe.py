@@ -26,7 +26,7 @@ from copyspec_edge.exactness.certificate import (
 )
 from copyspec_edge.exactness.probe import COUNTS, probe, probed_context
 from copyspec_edge.exactness.walk import Finding
-from copyspec_edge.tuning.cost import CPU_CURVE
+from copyspec_edge.tuning.curves import CPU_CURVE
 
 Bump = Callable[[int, int, int], bool]
 MAX_ROWS, N_BATCH, N_CTX = 64, 512, 900
@@ -259,7 +259,7 @@ def test_prompts_are_split_into_certified_lengths(n: int, more: set[int], least:
 
 def test_costs_forbid_what_is_not_certified_and_charge_the_least_rows() -> None:
     costs = CertifiedCosts(CPU_CURVE, GOOD)
-    table = costs.table
+    table = costs.at(0).table
     assert table[1] == table[2] == CPU_CURVE.table[2]
     finite = set(np.flatnonzero(np.isfinite(table)).tolist())
     assert finite == {0, 1, 2, 3, 8, 16}
@@ -269,7 +269,7 @@ def test_costs_forbid_what_is_not_certified_and_charge_the_least_rows() -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=63))
 def test_the_policy_keeps_to_certified_rows(accept: list[float]) -> None:
-    costs = CertifiedCosts(CPU_CURVE, GOOD)
+    costs = CertifiedCosts(CPU_CURVE, GOOD).at(0)
     length = best_length(np.array(accept, np.float32), costs.table, costs.breaks)
     assert max(2, length + 1) in GOOD.rows
 

@@ -15,7 +15,7 @@ from copyspec_edge.drafting.drafter import NoDrafter
 from copyspec_edge.exactness.certificate import Certificate
 from copyspec_edge.exactness.comparison import Comparison, summarize
 from copyspec_edge.exactness.verification import verify_copying
-from copyspec_edge.tuning.cost import FREE_ROWS
+from copyspec_edge.tuning.curves import FREE_ROWS
 
 N_VOCAB, N_CTX = 6, 128
 PROMPT = as_tokens([1, 2, 3, 4, 5, 1, 2, 3])
