@@ -1,5 +1,6 @@
 """Random sessions against a plain oracle: turns, rewinds, cancels, limits, drafts and faults.
 
+    export PYTHONPATH=.:tests/support
     python tests/fuzz/fuzz.py --minutes 60 [--real MODEL.gguf [--exact]] [--seed N] [--requests N]
 
 An episode is one model with a few sessions and some dozens of operations on them. Whatever happens,

@@ -1,4 +1,4 @@
-"""The fuzzer for a short time; `python tests/fuzz/fuzz.py --minutes 60` is the long one."""
+"""The fuzzer for a short time; `fuzz.py` itself runs for hours."""
 
 from __future__ import annotations
 

@@ -122,3 +122,9 @@ def test_free_memory_is_known_off_linux_too(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "platform", platform)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
         assert machine.available_memory() == 3 << 30
+
+
+def test_these_tests_have_a_cache_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = machine.cache_folder()
+    monkeypatch.delenv("COPYSPEC_CACHE")
+    assert not theirs.is_relative_to(machine.cache_folder())
