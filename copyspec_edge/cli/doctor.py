@@ -8,7 +8,12 @@ import json
 import platform
 
 from copyspec_edge.cli.options import add_exact_option, add_model_options, load_model
-from copyspec_edge.errors import CopySpecError, ExactnessError, InvalidInputError
+from copyspec_edge.errors import (
+    CopySpecError,
+    ExactnessError,
+    InvalidInputError,
+    NativeBuildError,
+)
 from copyspec_edge.exactness import Certificate
 from copyspec_edge.host import machine
 from copyspec_edge.llama import (
@@ -18,6 +23,7 @@ from copyspec_edge.llama import (
     library_folder,
     probe,
     rebuild_command,
+    require_compatible,
     supports_gpu,
 )
 from copyspec_edge.llama import log as native_log
@@ -68,6 +74,11 @@ def _print_facts() -> None:
 
 def _check_build() -> bool:
     """Probe afresh, since a doctor should not trust memory."""
+    try:
+        require_compatible()
+    except NativeBuildError as error:
+        _line("interface", str(error))
+        return False
     outcome = probe(extra_bufts=True)
     _line("decodes", _verdict(outcome))
     if outcome.status == "works":
@@ -131,7 +142,7 @@ def _print_certificate(found: Certificate, n_ctx: int) -> None:
     _line("  flash attention", found.flash_attn)
     _line("  KV cache", f"{found.type_k} {found.type_v}")
     _line("  weights", repacked)
-    _line("  threads", str(found.n_threads))
+    _line("  threads", f"{found.n_threads}, {found.n_threads_batch} for batches")
     ranges = ", ".join(f"{first} to {end}" for first, end in found.ranges)
     _line("  probed", f"{found.n_compared} rows, at tokens {ranges} of {n_ctx}")
     for seen in found.excluded:

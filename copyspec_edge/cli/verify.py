@@ -63,7 +63,7 @@ def verify(arguments: argparse.Namespace) -> int:
         result = {
             **summarize(comparisons),
             "answers": [asdict(comparison) for comparison in comparisons],
-            **_circumstances(model, comparisons[-1].n_threads, arguments),
+            **_circumstances(model, comparisons[-1], arguments),
         }
     if arguments.json:
         print(json.dumps(result))
@@ -73,14 +73,15 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def _circumstances(
-    model: Model, n_threads: int, arguments: argparse.Namespace
+    model: Model, last: Comparison, arguments: argparse.Namespace
 ) -> dict[str, object]:
     return {
         "model": {"path": str(model.path), "description": model.description},
         "settings": {
             "exact": arguments.exact,
             "n_ctx": model.n_ctx,
-            "n_threads": n_threads,
+            "n_threads": last.n_threads,
+            "n_threads_batch": last.n_threads_batch,
             "n_gpu_layers": arguments.gpu_layers,
             "max_tokens": arguments.max_tokens,
             "certificate": model.certificate.as_dict() if model.certificate else None,

@@ -28,7 +28,8 @@ class Certificate:
         min_rows: least rows of a forward pass.
         rows: row counts of a forward pass whose logits agree bit for bit, ascending.
         chunks: lengths in which a prompt may be read, ascending; `rows` are among them.
-        flash_attn, type_k, type_v, use_extra_bufts, n_threads, n_batch: the settings it holds for.
+        flash_attn, type_k, type_v, use_extra_bufts, n_threads, n_threads_batch, n_batch: the
+            settings it holds for.
         ranges: the positions (first, end) that were probed.
         n_compared: logits rows that were compared.
         excluded: counts that disagree, each with what was seen.
@@ -43,6 +44,7 @@ class Certificate:
     type_v: KvType
     use_extra_bufts: bool
     n_threads: int
+    n_threads_batch: int
     n_batch: int
     ranges: tuple[tuple[int, int], ...]
     n_compared: int
@@ -59,6 +61,7 @@ class Certificate:
             settings,
             flash_attn=self.flash_attn,
             n_threads=self.n_threads,
+            n_threads_batch=self.n_threads_batch,
             n_batch=self.n_batch,
             n_ubatch=self.n_batch,
         )

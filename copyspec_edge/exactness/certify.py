@@ -32,9 +32,11 @@ def load_certified(path: Path, settings: Settings) -> tuple[Weights, Certificate
     options = (choose_extra_bufts(), False) if wanted is None else (wanted,)
     weights = Weights(path, settings, use_extra_bufts=options[0])
     n_ctx = probed_context(default_n_ctx(weights, settings), weights.n_swa)
+    n_threads = settings.n_threads or machine.physical_cores()
     settings = replace(
         settings,
-        n_threads=settings.n_threads or machine.physical_cores(),
+        n_threads=n_threads,
+        n_threads_batch=settings.n_threads_batch or n_threads,
         use_extra_bufts=options[0],
         n_batch=min(settings.n_batch, settings.n_ubatch),
         n_ubatch=min(settings.n_batch, settings.n_ubatch),

@@ -38,7 +38,7 @@ class Comparison:
         prompt: its number, from 0.
         drafts: "copied" or "forced".
         depth: tokens of the conversation behind the answer.
-        n_threads: threads it was computed with in the end.
+        n_threads, n_threads_batch: threads it was computed with in the end, one token and several.
         tokens_compared: tokens, with the rows they were chosen from, up to the first difference.
         drafted, accepted: tokens proposed and verified, and how many of them were emitted.
         rows_differing: rows that are not bit for bit the same.
@@ -50,6 +50,7 @@ class Comparison:
     drafts: str
     depth: int
     n_threads: int
+    n_threads_batch: int
     tokens_compared: int
     drafted: int
     accepted: int

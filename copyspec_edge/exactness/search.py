@@ -43,6 +43,7 @@ class _Candidate:
             type_v=self.settings.type_v,
             use_extra_bufts=bool(self.settings.use_extra_bufts),
             n_threads=self.settings.n_threads or 1,
+            n_threads_batch=self.settings.n_threads_batch or 1,
             n_batch=self.settings.n_batch,
             ranges=self.finding.ranges,
             n_compared=self.finding.n_compared,

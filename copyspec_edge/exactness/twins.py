@@ -23,6 +23,7 @@ class ComparedEngine(EngineLike, Protocol):
 
     n_vocab: int
     n_threads: int
+    n_threads_batch: int
 
 
 class ComparedSession(Protocol):
@@ -151,9 +152,9 @@ class Twins:
         drafter.reset()
         other = _answer(session, asked.tokens, asked.turn, drafter, cost)
         self._read = other.history
-        return self._compare(drafts, other, session.engine.n_threads)
+        return self._compare(drafts, other, session.engine)
 
-    def _compare(self, drafts: str, other: _Answer, n_threads: int) -> Comparison:
+    def _compare(self, drafts: str, other: _Answer, engine: ComparedEngine) -> Comparison:
         plain, prompt = self._asked.plain, self._asked.number
         same = common_prefix(plain.tokens, other.tokens)
         compared = min(same + 1, len(plain.tokens), len(other.tokens))
@@ -178,7 +179,8 @@ class Twins:
             prompt=prompt,
             drafts=drafts,
             depth=len(other.history),
-            n_threads=n_threads,
+            n_threads=engine.n_threads,
+            n_threads_batch=engine.n_threads_batch,
             tokens_compared=compared,
             drafted=other.drafted,
             accepted=other.accepted,

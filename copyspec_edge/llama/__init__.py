@@ -9,6 +9,7 @@ from __future__ import annotations
 from copyspec_edge.llama import log, samplers
 from copyspec_edge.llama.build import build_key, features, library_folder, supports_gpu
 from copyspec_edge.llama.candidates import Candidates, selected
+from copyspec_edge.llama.compatibility import require_compatible
 from copyspec_edge.llama.context import default_n_ctx
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
 from copyspec_edge.llama.gbnf import gbnf
@@ -37,6 +38,7 @@ __all__ = [
     "log",
     "probe",
     "rebuild_command",
+    "require_compatible",
     "samplers",
     "selected",
     "supports_gpu",

@@ -214,6 +214,15 @@ def test_a_certificate_is_found_once_and_again_where_its_file_is_damaged(
     assert json.loads(file.read_text())["certificate"]["min_rows"] == first.min_rows
 
 
+def test_threads_for_batches_are_certified_and_used(tiny_path: Path, cache: Path) -> None:
+    for asked, expected in ((2, 2), (None, 1)):
+        with load(tiny_path, n_threads_batch=asked) as model, model.session() as session:
+            assert model.certificate
+            certified = model.certificate.n_threads, model.certificate.n_threads_batch
+            used = session.engine.n_threads, session.engine.n_threads_batch
+            assert certified == used == (1, expected)
+
+
 def test_what_the_user_set_is_what_is_certified(tiny_path: Path, cache: Path) -> None:
     with load(tiny_path, flash_attn="on", type_k="q8_0", use_extra_bufts=False) as model:
         found = model.certificate

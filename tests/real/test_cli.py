@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+import llama_cpp
 import pytest
 import tiny_gguf
 from conftest import RunPython
 
 from copyspec_edge.cli import main
 from copyspec_edge.host import cache_folder
+from copyspec_edge.llama.compatibility import require_compatible
 
 if sys.platform != "win32":
     import pty
@@ -285,6 +287,17 @@ def test_output_that_cannot_show_a_character_does_not_fail(cli: RunPython) -> No
     as_json = cli(*arguments, "--json", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert "?" not in as_json.stdout
     assert "안녕" in json.loads(as_json.stdout)["text"]
+
+
+def test_doctor_tells_of_a_llama_cpp_that_is_not_ours(
+    call: RunPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(llama_cpp, "llama_memory_seq_rm")
+    require_compatible.cache_clear()
+    done = call("doctor")
+    assert done.returncode == 1
+    assert "has no llama_memory_seq_rm" in done.stdout
+    assert "pip install" in done.stdout
 
 
 def test_verbose_shows_the_log_of_llama_cpp_and_of_no_other_library(

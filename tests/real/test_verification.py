@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from conftest import RunPython
 
 from copyspec_edge import InvalidInputError, Model, Settings
 from copyspec_edge.arrays import Tokens
-from copyspec_edge.exactness.comparison import summarize
+from copyspec_edge.cli import main
+from copyspec_edge.exactness.comparison import Comparison, summarize
 from copyspec_edge.exactness.prompts import built_in_prompts, prompts_of
 from copyspec_edge.exactness.verification import ForcedDrafter, verify_copying
 
@@ -96,6 +98,20 @@ def test_files_that_are_no_prompts_are_refused(
         path.write_bytes(content)
     with pytest.raises(InvalidInputError, match=message):
         prompts_of(path)
+
+
+def test_the_command_tells_the_threads_that_ran(
+    spelling_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = Comparison(
+        prompt=0, drafts="copied", depth=9, n_threads=3, n_threads_batch=4, tokens_compared=1,
+        drafted=0, accepted=0, rows_differing=0, max_logit_difference=0.0, difference=None,
+    )  # fmt: skip
+    monkeypatch.setattr("copyspec_edge.cli.verify.verify_copying", lambda *_, **__: iter([ran]))
+    monkeypatch.setattr(logging.getLogger("copyspec_edge.llama_cpp"), "propagate", True)
+    assert main(["verify", "-m", str(spelling_path), "--threads", "1", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["n_threads"], settings["n_threads_batch"]) == (3, 4)
 
 
 @pytest.mark.real

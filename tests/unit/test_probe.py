@@ -240,6 +240,7 @@ GOOD = Certificate(
     type_v="f16",
     use_extra_bufts=False,
     n_threads=1,
+    n_threads_batch=2,
     n_batch=512,
     ranges=((0, 64), (0, 640)),
     n_compared=1000,

@@ -52,7 +52,7 @@ class FakeModel:
 
     def session(self, *, copy: bool = True) -> Any:
         engine = NudgedEngine(*self._nudge) if copy else NudgedEngine(0, 0.0)
-        engine.n_threads = 3 if copy else 1
+        engine.n_threads, engine.n_threads_batch = (3, 4) if copy else (1, 1)
         self.engines.append(engine)
         return SimpleNamespace(
             engine=engine,
@@ -139,7 +139,7 @@ def test_a_full_context_begins_anew() -> None:
 
 
 def test_the_threads_are_those_of_the_engine_that_copied() -> None:
-    assert {c.n_threads for c in compare(FakeModel())} == {3}
+    assert {(c.n_threads, c.n_threads_batch) for c in compare(FakeModel())} == {(3, 4)}
 
 
 def test_forced_drafts_of_an_exact_model_keep_half_of_the_prompt() -> None:
@@ -147,7 +147,7 @@ def test_forced_drafts_of_an_exact_model_keep_half_of_the_prompt() -> None:
     model.certificate = Certificate(
         reason="", min_rows=1, rows=tuple(range(1, 17)), chunks=tuple(range(1, 33)),
         flash_attn="off", type_k="f16", type_v="f16", use_extra_bufts=False, n_threads=1,
-        n_batch=32, ranges=((0, N_CTX),), n_compared=1, excluded=(),
+        n_threads_batch=1, n_batch=32, ranges=((0, N_CTX),), n_compared=1, excluded=(),
     )  # fmt: skip
     compare(model, n_prompts=2)
     first, half = len(PROMPT), len(PROMPT) // 2
