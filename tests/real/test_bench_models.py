@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from copyspec_edge import Settings
-from copyspec_edge.arrays import Rows, as_tokens
-from copyspec_edge.llama import Engine, Weights
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench import pad_model
 from bench.pad_model import write_padded
 from bench.requantize import requantize, weights_by_type
+from copyspec_edge import Settings
+from copyspec_edge.arrays import Rows, as_tokens
+from copyspec_edge.llama import Engine, Weights
 
 pytestmark = pytest.mark.real
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from slow_baselines import (
     prompt_lookup,
 )
 
+from bench.replay import Bench, report
 from copyspec_edge.arrays import Tokens, as_tokens
 from copyspec_edge.chat.template import Message
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
@@ -42,6 +42,7 @@ from copyspec_edge.evaluation.live import Contender, Run, prefill_speed, run_tra
 from copyspec_edge.evaluation.ngram_cache import NgramCache
 from copyspec_edge.evaluation.ngram_map_k import NgramMapK
 from copyspec_edge.evaluation.ngram_mod import NgramMod
+from copyspec_edge.evaluation.oracle import least_time, longest_copies, oracle_speedups
 from copyspec_edge.evaluation.recorded import RECORDED, recorded
 from copyspec_edge.evaluation.replay import MAX_TOKENS, geometric_mean, replay, replay_all
 from copyspec_edge.evaluation.sources import Sources
@@ -55,10 +56,6 @@ from copyspec_edge.evaluation.traces import (
 )
 from copyspec_edge.tuning.cost import CostCurve
 from copyspec_edge.tuning.curves import GPU_CURVE
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.replay import Bench, report
-from copyspec_edge.evaluation.oracle import least_time, longest_copies, oracle_speedups
 
 DATA = os.environ.get("COPYSPEC_BENCH_DATA")
 NO_DATA = "COPYSPEC_BENCH_DATA is unset: the recorded data is not part of the project"
