@@ -19,25 +19,20 @@ from copyspec_edge.evaluation.live import (
     prefill_speed,
     run_traces,
 )
-from copyspec_edge.evaluation.oracle import oracle_speedups
-from copyspec_edge.evaluation.replay import Tally, geometric_mean, replay_all
+from copyspec_edge.evaluation.replay import replay_all
 from copyspec_edge.evaluation.sources import Sources
-from copyspec_edge.evaluation.traces import N_CTX, TokenTrace, tokenized
+from copyspec_edge.evaluation.traces import TokenTrace, tokenized
 
 __all__ = [
     "NAMES",
-    "N_CTX",
     "OURS",
     "PLAIN",
     "RecordedSampler",
     "Run",
     "Sources",
-    "Tally",
     "TokenTrace",
     "chosen_baselines",
     "contenders",
-    "geometric_mean",
-    "oracle_speedups",
     "parse_names",
     "prefill_speed",
     "replay_all",
