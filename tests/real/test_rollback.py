@@ -31,6 +31,7 @@ from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import Drafter, NoDrafter
 from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, ModelLoadError
 from copyspec_edge.exactness.twins import RecordingSampler
+from copyspec_edge.exactness.verification import verify_copying
 from copyspec_edge.host import machine
 from copyspec_edge.llama.engine import MAX_ROWS, Engine
 from copyspec_edge.llama.recurrent_state import State, probe_state
@@ -554,6 +555,23 @@ def test_costs_are_measured_on_every_kind_and_leave_nothing_behind(
     assert min(curve.seconds) > 0
     assert longest >= 16
     engine.close()
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gemma3", "lfm2", "mamba2"])
+def test_what_is_certified_holds_over_turns_past_a_window_and_512_cells(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: str
+) -> None:
+    """Prompts behind answers, half of each read again, and drafts that are often wrong."""
+    monkeypatch.setenv("COPYSPEC_CACHE", str(tmp_path))
+    settings = replace(SETTINGS, exact=True, calibrate=False, use_extra_bufts=False, n_ctx=720)
+    prompts = [np.tile(some_tokens(45, seed=seed), 2) for seed in range(4)]
+    with Model.load(load(arch).path, settings) as model:
+        assert model.certificate
+        assert model.certificate.depth == 719
+        found = list(verify_copying(model, prompts, max_tokens=80))
+    assert found[-1].depth > 512 + WINDOW
+    assert all(c.rows_differing == 0 and c.difference is None for c in found)
+    assert all(0 < c.accepted < c.drafted for c in found if c.drafts == "forced")
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "lfm2", "mamba2", "jamba"])
