@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from copyspec_edge import Model, Settings
+from copyspec_edge.registry import entries
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -22,13 +23,13 @@ def examples() -> dict[str, str]:
 
 
 @pytest.fixture
-def quick_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let examples load models on one thread and without measuring."""
+def quick_load(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let examples load the model that tests have, on one thread and without measuring."""
     load = Model.load
 
     def quickly(source: str | Path, settings: Settings | None = None) -> Model:
         chosen = replace(settings or Settings(), n_threads=1, n_ctx=1024, calibrate=False)
-        return load(source, chosen)
+        return load(smollm2_path if source in entries() else source, chosen)
 
     monkeypatch.setattr(Model, "load", quickly)
 
