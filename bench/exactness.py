@@ -71,7 +71,6 @@ def run(session: Session, turns: list[Turn], drafter: Drafter) -> list[Step]:
             cost=session.cost,
             eog=turn.eog,
             max_tokens=turn.max_tokens,
-            min_rows=session.min_rows,
         )
     return steps
 

@@ -40,7 +40,7 @@ class InstantEngine:
 
     def __init__(self) -> None:
         self.n_past = 0
-        self.max_rows = 64
+        self.min_rows, self.max_rows = 1, 64
         self._rows = np.zeros((64, 64), np.float32)
 
     def eval(self, tokens: Tokens, *, rows: int) -> npt.NDArray[np.float32]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 from copyspec_edge.chat import Chunk, FinishReason, Reply, Transcript
 from copyspec_edge.decoding import Stats, Step
 from copyspec_edge.errors import CancelledError, SessionBusyError
+from copyspec_edge.lease import Lease
 
 
 class Answer(Iterator[Chunk]):
@@ -31,22 +30,28 @@ class Answer(Iterator[Chunk]):
         *,
         max_tokens: int,
         summarize: Callable[[list[Step]], Stats],
+        cancel: Callable[[], None],
         on_end: Callable[[Answer], None],
     ) -> None:
         self._steps = steps
         self._max_tokens = max_tokens
         self._summarize = summarize
+        self._cancel = cancel
         self._on_end: Callable[[Answer], None] | None = on_end
-        self._reading = threading.Lock()
+        self._reading = Lease("this answer is being read; cancel() it to end it")
+        self._is_closing = False
         self.transcript = transcript
         self.reply: Reply | None = None
         self.stopped = False
 
     def __next__(self) -> Chunk:
-        with self._alone():
+        self._begin_reading()
+        try:
             if self._on_end is None:
                 raise StopIteration
             return self._advance()
+        finally:
+            self._reading.give_back()
 
     def finish(self) -> Reply:
         """Read the answer to its end.
@@ -60,13 +65,23 @@ class Answer(Iterator[Chunk]):
             raise SessionBusyError("this answer was ended by an error; ask again")
         return self.reply
 
-    def close(self) -> None:
+    def cancel(self) -> None:
+        """Stop it, from any thread: whoever reads it sees it end, as "cancelled". Idempotent."""
+        self._cancel()
+
+    def close(self, *, cancel: bool = False) -> None:
         """End the answer where it is, with finish reason "cancelled". Idempotent.
 
+        Args:
+            cancel: stop another thread that is reading it, and wait until it has ended.
+
         Raises:
-            SessionBusyError: another thread is reading it; cancel the session instead.
+            SessionBusyError: another thread is reading it, or, with `cancel`, this one is.
         """
-        with self._alone():
+        if cancel:
+            self._is_closing = True
+            self.cancel()
+        with self._reading.held(waits=cancel):
             if self._on_end is not None:
                 self.transcript.rest()
                 self._end("cancelled")
@@ -75,15 +90,13 @@ class Answer(Iterator[Chunk]):
         if getattr(self, "_on_end", None) is not None:
             self.close()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads and the callbacks of this answer from reading or ending it."""
-        if not self._reading.acquire(blocking=False):
-            raise SessionBusyError("this answer is being read; cancel() the session to end it")
+    def _begin_reading(self) -> None:
         try:
-            yield
-        finally:
-            self._reading.release()
+            self._reading.take()
+        except SessionBusyError:
+            if not self._is_closing:
+                raise
+            self._reading.take(waits=True)
 
     def _advance(self) -> Chunk:
         try:

@@ -51,4 +51,4 @@ class SessionBusyError(CopySpecError):
 
 
 class SessionClosedError(CopySpecError):
-    """The session or its model was closed."""
+    """The session or its model was closed, or loaded before this process was forked."""

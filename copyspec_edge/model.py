@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from copyspec_edge import registry
+from copyspec_edge.answer import Answer
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.chat import ChatTemplate, Message, Reply
 from copyspec_edge.drafting import AcceptanceModel, CopyDrafter, Drafter, NoDrafter, warm_up
-from copyspec_edge.errors import ChatTemplateError, InvalidInputError
+from copyspec_edge.errors import ChatTemplateError, InvalidInputError, SessionBusyError
 from copyspec_edge.exactness import Certificate, CertifiedCosts, ExactEngine, load_certified
 from copyspec_edge.llama import MAX_ROWS, Engine, Vocab, Weights, choose_extra_bufts, default_n_ctx
 from copyspec_edge.sampling import SamplingParams
@@ -20,20 +23,25 @@ from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings, check_range
 from copyspec_edge.tuning import MeasuredCosts, ModelTuning
 
+_PATIENCE_SECONDS = 0.002
+
 
 class Model:
     """A loaded model. Its sessions share the weights; each has a context of its own.
 
+    A context manager: it ends unfinished answers and closes.
+
     Attributes:
+        n_ctx: context length of its sessions, in tokens; fixed when it is loaded.
         certificate: what `exact=True` rests on; None without it.
     """
 
     def __init__(
         self, weights: Weights, settings: Settings, certificate: Certificate | None = None
     ) -> None:
+        self.n_ctx = default_n_ctx(weights, settings)
         self.certificate = certificate
         self._weights = weights
-        self._settings = settings
         applied = certificate.apply(settings) if certificate else settings
         self._tuning = ModelTuning(weights, applied)
         self._vocab = Vocab(weights)
@@ -84,11 +92,6 @@ class Model:
         return self._weights.description
 
     @property
-    def n_ctx(self) -> int:
-        """Context length of new sessions, in tokens."""
-        return default_n_ctx(self._weights, self._settings)
-
-    @property
     def eog_tokens(self) -> frozenset[int]:
         """Ids of the tokens that end a generation."""
         return self._vocab.eog_tokens
@@ -126,8 +129,9 @@ class Model:
         if self.certificate and min_rows not in (None, self.certificate.min_rows):
             raise InvalidInputError(f"exact=True needs min_rows={self.certificate.min_rows} here")
         check_range("min_rows", min_rows, 1, MAX_ROWS)
+        self._weights.admit()
         with self._lock:
-            engine, cost = self._engine_and_cost()
+            engine, cost = self._engine_and_cost(min_rows or 1)
             drafter: Drafter = NoDrafter()
             if copy:
                 drafter = CopyDrafter(engine.n_ctx, self._vocab.eog_tokens, self._accept)
@@ -138,32 +142,38 @@ class Model:
                 cost,
                 drafter,
                 system=system,
-                min_rows=self.certificate.min_rows if self.certificate else min_rows or 1,
                 wait=wait,
             )
             self._sessions.add(session)
         return session
 
-    def _engine_and_cost(self) -> tuple[Engine, MeasuredCosts]:
+    def _engine_and_cost(self, min_rows: int) -> tuple[Engine, MeasuredCosts]:
         weights, settings, n_ctx = self._weights, self._tuning.settings, self.n_ctx
         if self.certificate is None:
-            engine = Engine(weights, settings, n_ctx=n_ctx)
+            engine = Engine(weights, settings, n_ctx=n_ctx, min_rows=min_rows)
             return engine, self._tuning.costs(engine)
         engine = ExactEngine(weights, settings, self.certificate, n_ctx=n_ctx)
         return engine, CertifiedCosts(self._tuning.costs(engine), self.certificate)
 
-    def complete(
+    def stream_completion(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
-    ) -> Reply:
-        """Continue a text without a chat template. See `Session.complete`.
+    ) -> Answer:
+        """Continue a text without a chat template, chunk by chunk. See `Session`.
 
         One session is kept for this, so that texts with a common beginning share its reading;
-        a second thread waits for the first one's text.
+        a second thread waits for the first one's answer to end.
         """
+        self._weights.admit()
         with self._lock:
             if self._completions is None:
                 self._completions = self.session(wait=True)
-        return self._completions.complete(prompt, params=params)
+        return self._completions.stream_completion(prompt, params=params)
+
+    def complete(
+        self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
+    ) -> Reply:
+        """Continue a text to its end. See `stream_completion`, whose answers can be cancelled."""
+        return self.stream_completion(prompt, params=params).finish()
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -197,16 +207,42 @@ class Model:
         """
         return self._vocab.text(token_ids)
 
-    def close(self) -> None:
-        """Close its sessions and free the weights. Idempotent.
+    def close(self, *, cancel: bool = False) -> None:
+        """Close its sessions and free the weights, or nothing. Idempotent.
+
+        Args:
+            cancel: end unfinished answers first, and wait for threads that use the model.
 
         Raises:
-            SessionBusyError: an answer is being read, or a text tokenized, in another thread.
+            SessionBusyError: an answer is unfinished, or a text is being tokenized; all can be
+                used on. With `cancel`: this is called from within an answer.
         """
+        if not self._weights.is_open:
+            return
+        if not cancel:
+            self._close_at_rest()
+            return
+        with self._weights.retired():
+            while self._weights.is_open:
+                self._end_answers()
+                with suppress(SessionBusyError):
+                    self._close_at_rest()
+                    return
+                time.sleep(_PATIENCE_SECONDS)
+
+    def _close_at_rest(self) -> None:
+        with self._lock, ExitStack() as leases:
+            sessions = list(self._sessions)
+            for session in sessions:
+                leases.enter_context(session.lease.held())
+            self._weights.close(contexts=[session.engine for session in sessions])
+
+    def _end_answers(self) -> None:
         with self._lock:
-            for session in list(self._sessions):
-                session.close()
-            self._weights.close()
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.cancel()
+            session.end_answer(cancel=True)
 
     def __enter__(self) -> Model:
         return self
@@ -217,4 +253,4 @@ class Model:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(cancel=True)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 from copyspec_edge.answer import Answer
-from copyspec_edge.arrays import Tokens, as_tokens, checked_tokens, common_prefix
-from copyspec_edge.chat import ChatTemplate, Conversation, Message, Reply, Transcript, Turn
-from copyspec_edge.decoding import History, decode, fold
+from copyspec_edge.arrays import Tokens, common_prefix
+from copyspec_edge.chat import ChatTemplate, Conversation, Message, Prompts, Reply, Transcript, Turn
+from copyspec_edge.decoding import History, Stats, Step, decode, fold
 from copyspec_edge.drafting import Drafter
-from copyspec_edge.errors import (
-    ChatTemplateError,
-    ContextFullError,
-    InvalidInputError,
-    SessionBusyError,
-)
+from copyspec_edge.errors import ChatTemplateError, InvalidInputError
+from copyspec_edge.lease import Lease
 from copyspec_edge.llama import Engine, Vocab
 from copyspec_edge.sampling import SamplingParams, make_sampler
 from copyspec_edge.tuning import MeasuredCosts
@@ -36,8 +31,8 @@ class Session:
     an error or a cancel the session is at its last committed token and can be used on.
 
     Attributes:
-        engine, drafter, cost, min_rows: its parts, for measurements; not for use while an answer
-            runs.
+        engine, drafter, cost: its parts, for measurements; not for use while an answer runs.
+        lease: who has them; an answer from its beginning to its end.
     """
 
     def __init__(
@@ -49,20 +44,18 @@ class Session:
         drafter: Drafter,
         *,
         system: str | None = None,
-        min_rows: int = 1,
         wait: bool = False,
     ) -> None:
         self.engine = engine
-        self._vocab = vocab
         self.cost = cost
-        self.min_rows = min_rows
-        self._history = History(engine.n_ctx)
         self.drafter = drafter
+        self.lease = Lease(_BUSY, stop=engine.cancel, unstop=engine.clear_cancel)
+        self._waits = wait
+        self._vocab = vocab
+        self._prompts = Prompts(vocab, engine.n_ctx)
+        self._history = History(engine.n_ctx)
         self._conversation = Conversation(template, system) if template else None
-        self._busy = threading.Lock()
-        self._wait = wait
-        self._asking: int | None = None
-        self._answer: weakref.ref[Answer] | None = None
+        self._last: weakref.ref[Answer] | None = None
 
     @property
     def n_ctx(self) -> int:
@@ -72,7 +65,7 @@ class Session:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All committed tokens, prompts included."""
-        return tuple(map(int, self._history.tokens))
+        return tuple(self._history.tokens.tolist())
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -88,15 +81,16 @@ class Session:
             ContextFullError: the conversation does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
-        if self._conversation is None:
+        conversation = self._conversation
+        if conversation is None:
             raise ChatTemplateError(
                 "this model has no chat template: it continues text and cannot chat. "
                 "Use complete(), or --raw on the command line"
             )
         if not isinstance(message, str) or not message.strip():
             raise InvalidInputError("the message is empty, or not a text")
-        self._refuse_endless(message)
-        return self._begin(message, params or SamplingParams())
+        self._prompts.refuse_endless(message)
+        return self._begin(lambda: conversation.ask(message, self._history.tokens), params)
 
     def send(self, message: str, *, params: SamplingParams | None = None) -> Reply:
         """Ask, and get the whole answer. Raises as `stream`, and EngineError."""
@@ -115,14 +109,9 @@ class Session:
             ContextFullError: it does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidInputError("the prompt is empty")
-            self._refuse_endless(prompt)
-            tokens = self._vocab.tokenize(prompt, add_special=True)
-        else:
-            tokens = checked_tokens(prompt, self.engine.n_vocab)
-        return self._begin(tokens, params or SamplingParams())
+        if isinstance(prompt, str) and not prompt:
+            raise InvalidInputError("the prompt is empty")
+        return self._begin(partial(self._prompts.tokens, prompt), params)
 
     def complete(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
@@ -131,28 +120,40 @@ class Session:
         return self.stream_completion(prompt, params=params).finish()
 
     def cancel(self) -> None:
-        """Stop the running answer, from any thread: it ends with finish reason "cancelled"."""
-        self.engine.cancel()
+        """Stop the answer that is running, from any thread: it ends as "cancelled".
+
+        Without one nothing happens, and nothing to the next one.
+        """
+        self.lease.stop()
 
     def reset(self) -> None:
-        """Start over: forget all turns but the system message.
+        """Start over: forget all turns but the system message. Ends an answer nobody reads.
 
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        with self._at_rest():
+        self.end_answer()
+        with self.lease.held():
             self._rewind(0)
             if self._conversation:
                 self._conversation.clear()
 
     def close(self) -> None:
-        """Free the context. Idempotent.
+        """Free the context. Ends an answer nobody reads. Idempotent.
 
         Raises:
             SessionBusyError: an answer is being read in another thread.
         """
-        with self._at_rest():
-            self.engine.close()
+        if self.engine.is_open:
+            self.end_answer()
+            with self.lease.held():
+                self.engine.close()
+
+    def end_answer(self, *, cancel: bool = False) -> None:
+        """End the answer that was left unfinished. `cancel`, and raises, as `Answer.close`."""
+        answer = self._last() if self._last else None
+        if answer is not None:
+            answer.close(cancel=cancel)
 
     def __enter__(self) -> Session:
         return self
@@ -165,46 +166,27 @@ class Session:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _at_rest(self) -> Iterator[None]:
-        """End the answer that is left, and let no other begin meanwhile."""
-        answer = self._answer() if self._answer else None
-        if answer is not None:
-            answer.close()
-        if not self._busy.acquire(blocking=False):
-            raise SessionBusyError(_BUSY)
+    def _begin(self, ask: Callable[[], Turn | Tokens], params: SamplingParams | None) -> Answer:
+        """An answer to what `ask` gives; it has the lease until it ends."""
+        self.engine.admit()
+        term = self.lease.take(waits=self._waits)
         try:
-            yield
-        finally:
-            self._release()
-
-    def _begin(self, asked: str | Tokens, params: SamplingParams) -> Answer:
-        this_thread = threading.get_ident()
-        waits = self._wait and self._asking != this_thread
-        if not self._busy.acquire(blocking=waits):
-            raise SessionBusyError(_BUSY)
-        self._asking = this_thread
-        try:
-            answer = self._start(asked, params)
+            self.engine.admit()
+            answer = self._answer(ask(), params or SamplingParams(), term)
         except BaseException:
-            self._release()
+            self.lease.give_back()
             raise
-        self._answer = weakref.ref(answer)
+        self._last = weakref.ref(answer)
         return answer
 
-    def _start(self, asked: str | Tokens, params: SamplingParams) -> Answer:
-        turn = None
-        if isinstance(asked, str) and self._conversation:
-            turn = self._conversation.ask(asked, self._history.tokens)
-        prompt = turn.tokens if turn else as_tokens(asked)
-        if not len(prompt):
-            raise InvalidInputError("the prompt is empty: it has no tokens")
-        self._refuse_full(f"a prompt of {len(prompt)}", len(prompt))
+    def _answer(self, asked: Turn | Tokens, params: SamplingParams, term: int) -> Answer:
+        turn = asked if isinstance(asked, Turn) else None
+        prompt = asked.tokens if isinstance(asked, Turn) else asked
+        self._prompts.refuse_unanswerable(prompt)
         room = self.n_ctx - len(prompt)
+        max_tokens = min(params.max_tokens or room, room)
         sampler = make_sampler(params, self._vocab, prompt, self.n_ctx)
         cached = self._take_prompt(prompt)
-        self.engine.clear_cancel()
-        max_tokens = min(params.max_tokens or room, room)
         steps = decode(
             self.engine,
             self._history,
@@ -213,36 +195,16 @@ class Session:
             cost=self.cost,
             eog=self._vocab.eog_tokens,
             max_tokens=max_tokens,
-            min_rows=self.min_rows,
             logprobs=params.logprobs,
         )
         return Answer(
             steps,
             Transcript(self._vocab, params.stop, params.stopping),
             max_tokens=max_tokens,
-            summarize=lambda steps: fold(
-                steps,
-                prompt_tokens=len(prompt),
-                cached_tokens=cached,
-                threads=self.engine.n_threads,
-                rollback=self.engine.rollback,
-            ),
-            on_end=lambda answer: self._settle(answer, turn, len(prompt)),
+            summarize=partial(self._summarize, n_prompt=len(prompt), n_cached=cached),
+            cancel=partial(self.lease.stop, term),
+            on_end=partial(self._settle, turn=turn, n_prompt=len(prompt)),
         )
-
-    def _refuse_endless(self, text: str) -> None:
-        """Refuse a text that cannot fit: a tokenizer spends many seconds on some megabytes."""
-        longest = self._vocab.longest_piece if len(text) > self.n_ctx else 0
-        if longest:
-            n_least = len(text) // longest
-            self._refuse_full(f"a text of at least {n_least}", n_least)
-
-    def _refuse_full(self, what: str, n_tokens: int) -> None:
-        if n_tokens >= self.n_ctx:
-            raise ContextFullError(
-                f"{what} tokens leaves no room for an answer in the context of {self.n_ctx}: "
-                "shorten it, reset the session, or choose a larger context"
-            )
 
     def _take_prompt(self, prompt: Tokens) -> int:
         """Make `prompt` the history, and return how much of it need not be read."""
@@ -251,7 +213,16 @@ class Session:
         self.engine.truncate(len(prompt) - 1)
         return self.engine.n_past
 
-    def _settle(self, answer: Answer, turn: Turn | None, n_prompt: int) -> None:
+    def _summarize(self, steps: list[Step], *, n_prompt: int, n_cached: int) -> Stats:
+        return fold(
+            steps,
+            prompt_tokens=n_prompt,
+            cached_tokens=n_cached,
+            threads=self.engine.n_threads,
+            rollback=self.engine.rollback,
+        )
+
+    def _settle(self, answer: Answer, *, turn: Turn | None, n_prompt: int) -> None:
         """Keep of an ended answer what its text shows, and take the turn into the chat."""
         n_kept, spelled = answer.transcript.spelled()
         try:
@@ -263,11 +234,7 @@ class Session:
                     turn, reply.text, spelled=spelled, n_spelled=n_prompt + n_kept
                 )
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        self._asking = None
-        self._busy.release()
+            self.lease.give_back()
 
     def _rewind(self, length: int) -> None:
         """Cut history, engine and drafter to the first `length` tokens."""

@@ -6,6 +6,7 @@ It knows messages and a vocabulary; it does not know engines, drafts or costs.
 from __future__ import annotations
 
 from copyspec_edge.chat.conversation import Conversation, Turn
+from copyspec_edge.chat.prompts import Prompts
 from copyspec_edge.chat.reply import Chunk, FinishReason, Reply, Transcript
 from copyspec_edge.chat.requests import (
     Request,
@@ -24,6 +25,7 @@ __all__ = [
     "Conversation",
     "FinishReason",
     "Message",
+    "Prompts",
     "Reply",
     "Request",
     "Tokenizer",

@@ -24,6 +24,7 @@ class EngineLike(Protocol):
     """What the decoder needs of an engine; see `engine.Engine`."""
 
     n_past: int
+    min_rows: int
     max_rows: int
 
     def eval(self, tokens: Tokens, *, rows: int) -> npt.NDArray[np.float32]:
@@ -56,18 +57,16 @@ def decode(
     cost: StepCosts,
     eog: Container[int],
     max_tokens: int,
-    min_rows: int = 1,
     logprobs: int | None = None,
 ) -> Iterator[Step]:
     """Continue `history`, one forward pass a step, and commit each step before yielding it.
 
     Ends behind an end-of-generation token, `max_tokens` tokens, or with a full history. Prefill
     and decode are one path: what the engine has not read of the history is read first. A draft
-    never rides on a prompt, since that would change how its logits are rounded.
+    never rides on a prompt, since that would change how its logits are rounded. Where fewer than
+    `engine.min_rows` tokens are to be read, copies of the last one are read too and forgotten.
 
     Args:
-        min_rows: least rows of logits of a forward pass; where fewer tokens are to be read, copies
-            of the last one are read too and forgotten again.
         logprobs: look up the log-probability of each token and of so many likeliest ones.
 
     Raises:
@@ -83,7 +82,7 @@ def decode(
             room = min(left, history.capacity - len(history), engine.max_rows)
             proposed = drafter.draft(history.tokens, room - 1)
             draft = _worthwhile(proposed, cost.at(depth), sampler)
-        least = min(min_rows, engine.max_rows, history.capacity - depth)
+        least = min(engine.min_rows, engine.max_rows, history.capacity - depth)
         padding = max(0, least - evaluated - len(draft))
         new, likely, forward_seconds = _forward(
             engine, history, draft.tokens, sampler, eog, least, padding, logprobs

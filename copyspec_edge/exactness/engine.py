@@ -22,7 +22,7 @@ class ExactEngine(Engine):
     def __init__(
         self, weights: Weights, settings: Settings, certificate: Certificate, *, n_ctx: int
     ) -> None:
-        super().__init__(weights, settings, n_ctx=n_ctx)
+        super().__init__(weights, settings, n_ctx=n_ctx, min_rows=certificate.min_rows)
         self._certificate = certificate
         self._has_warned = False
 
@@ -30,7 +30,7 @@ class ExactEngine(Engine):
         """Read `tokens`, and give the logits of the last `rows`. See `Engine.eval`."""
         self._check(tokens, rows)
         self._warn_beyond_probe()
-        least = self._certificate.min_rows
+        least = self.min_rows
         if rows <= least < len(tokens):
             for size in split(len(tokens), self._certificate.chunks, least)[:-1]:
                 super().eval(tokens[:size], rows=least)

@@ -30,7 +30,6 @@ class ComparedSession(Protocol):
     """What of a `Session` is needed here."""
 
     drafter: Drafter
-    min_rows: int
 
     @property
     def engine(self) -> ComparedEngine: ...  # noqa: D102
@@ -206,7 +205,6 @@ def _answer(
             cost=cost,
             eog=turn.eog,
             max_tokens=turn.max_tokens,
-            min_rows=session.min_rows,
         )
     )
     tokens = history.tokens.copy()

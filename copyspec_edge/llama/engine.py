@@ -6,8 +6,6 @@ It knows positions and logits, not text, drafts or sampling. What it holds is al
 
 from __future__ import annotations
 
-import weakref
-
 import llama_cpp
 import numpy as np
 
@@ -41,6 +39,7 @@ class Engine:
         n_vocab: width of a row.
         n_threads: threads it computes one token with.
         n_threads_batch: threads it computes several tokens with: a prompt, and a draft.
+        min_rows: least rows that `decode` asks it for.
         max_rows: most rows of logits of one `eval`, and the longest draft + 1.
         rollback: how rejected tokens are undone; see `Stats.rollback`.
 
@@ -49,10 +48,13 @@ class Engine:
         ModelLoadError: the model does not write text, though its file does not say so.
     """
 
-    def __init__(self, weights: Weights, settings: Settings, *, n_ctx: int) -> None:
+    def __init__(
+        self, weights: Weights, settings: Settings, *, n_ctx: int, min_rows: int = 1
+    ) -> None:
         self._weights = weights
         self._n_batch = settings.n_batch
         self.n_ctx = n_ctx
+        self.min_rows = min_rows
         self.n_past = 0
         rows = min(MAX_ROWS, settings.n_batch, settings.n_ubatch)
         state = weights.state
@@ -64,7 +66,9 @@ class Engine:
             n_ubatch = min(params.n_ubatch, n_ctx)
             params.n_rs_seq = state.affordable_snapshots(rows - 1, n_ubatch)
         self._context = make_context(weights, params)
-        self._free = weakref.finalize(self, _free_context, self._context, self._cancel, weights)
+        self._free = weights.home.free_with(
+            self, _free_context, self._context, self._cancel, weights
+        )
         if not llama_cpp.llama_get_memory(self._context):
             self._free()
             raise ModelLoadError(
@@ -116,12 +120,12 @@ class Engine:
         (a recurrent state, a sliding window that has passed); the caller reads from there anew.
         """
         if length < self.n_past:
-            self._require_open()
+            self.require_open()
             self.n_past = self._rollback.cut(length)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Use this many threads for one token, and for several, from the next `eval` on."""
-        self._require_open()
+        self.require_open()
         llama_cpp.llama_set_n_threads(self._context, n_threads, n_threads_batch)
         self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
 
@@ -137,8 +141,24 @@ class Engine:
         """Free the context. Idempotent."""
         self._free()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed, and not made before this process was forked."""
+        return self._free.alive and self._weights.home.is_here
+
+    def admit(self) -> None:
+        """Raise SessionClosedError, which says why, unless an answer may begin."""
+        self._weights.admit()
+        self.require_open()
+
+    def require_open(self) -> None:
+        """Raise SessionClosedError, which says why, unless it is open."""
+        self._weights.home.require()
+        if not self._free.alive:
+            raise SessionClosedError("this session was closed")
+
     def _check(self, tokens: Tokens, rows: int) -> None:
-        self._require_open()
+        self.require_open()
         if not 1 <= rows <= min(len(tokens), self.max_rows):
             raise InvalidInputError(f"cannot give {rows} rows of {len(tokens)} tokens")
         if self.n_past + len(tokens) > self.n_ctx:
@@ -147,10 +167,6 @@ class Engine:
             )
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
             raise InvalidInputError(f"token ids must be from 0 to {self.n_vocab - 1}")
-
-    def _require_open(self) -> None:
-        if not self._free.alive:
-            raise SessionClosedError("this session was closed")
 
     def _decode(self, chunk: Tokens, rows: int) -> None:
         if self._cancel[0]:

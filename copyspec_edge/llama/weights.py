@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import llama_cpp
 
@@ -22,9 +22,18 @@ from copyspec_edge.errors import (
 from copyspec_edge.host import machine, printable
 from copyspec_edge.llama import log as native_log
 from copyspec_edge.llama.compatibility import complete, require_compatible
+from copyspec_edge.llama.home import Home
 from copyspec_edge.llama.model_file import check_file, explain
 from copyspec_edge.llama.recurrent_state import State, probe_state
 from copyspec_edge.settings import Settings
+
+
+class Closable(Protocol):
+    """What can be freed."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
 
 
 class Weights:
@@ -46,17 +55,40 @@ class Weights:
         self._pointer = pointer
         self._lock = threading.Lock()
         self._n_users = 0
+        self._is_retired = False
+        self.home = Home()
         # The native model may point to arrays of the parameters as long as it lives.
-        self._free = weakref.finalize(self, _free_model, pointer, params)
+        self._free = self.home.free_with(self, _free_model, pointer, params)
         _refuse_unsupported(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether they were not freed, and not loaded before this process was forked."""
+        return self._free.alive and self.home.is_here
+
+    @contextmanager
+    def retired(self) -> Iterator[None]:
+        """Let nothing new begin with them meanwhile, as before a close."""
+        self._is_retired = True
+        try:
+            yield
+        finally:
+            self._is_retired = False
+
+    def admit(self) -> None:
+        """Raise SessionClosedError, which says why, unless something new may begin."""
+        self.home.require()
+        if self._is_retired or not self._free.alive:
+            raise SessionClosedError("this model was closed; load it again")
 
     @property
     def pointer(self) -> object:
         """The native model.
 
         Raises:
-            SessionClosedError: it was freed.
+            SessionClosedError: it was freed, or loaded before this process was forked.
         """
+        self.home.require()
         if not self._free.alive:
             raise SessionClosedError("this model was closed; load it again")
         return self._pointer
@@ -66,10 +98,11 @@ class Weights:
         """Let nobody free them meanwhile.
 
         Raises:
-            SessionClosedError: they were freed.
+            SessionClosedError: they are freed, or were loaded before this process was forked.
         """
+        self.home.require()
         with self._lock:
-            self.pointer  # noqa: B018 - raises if they were freed
+            self.admit()
             self._n_users += 1
         try:
             yield
@@ -77,15 +110,17 @@ class Weights:
             with self._lock:
                 self._n_users -= 1
 
-    def close(self) -> None:
-        """Free the weights. No context may be using them any more. Idempotent.
+    def close(self, *, contexts: Iterable[Closable] = ()) -> None:
+        """Free the contexts over them and then the weights, while nobody uses them. Idempotent.
 
         Raises:
-            SessionBusyError: another thread is using them.
+            SessionBusyError: another thread is using them; nothing was freed.
         """
         with self._lock:
             if self._n_users:
                 raise SessionBusyError("another thread is using this model; close it afterwards")
+            for context in contexts:
+                context.close()
             self._free()
 
     def meta(self, key: str) -> str | None:

@@ -116,22 +116,17 @@ class RealWorld:
             self._template,
             CertifiedCosts(FLAT, certificate) if certificate else FLAT,
             drafter,
-            min_rows=self._min_rows,
         )
         return session, drafter
-
-    @property
-    def _min_rows(self) -> int:
-        return self._certificate.min_rows if self._certificate else 2
 
     def _engine(self) -> Engine:
         weights, settings, certificate = self._weights, self._settings, self._certificate
         if certificate:
             return ExactEngine(weights, settings, certificate, n_ctx=self.n_ctx)
-        return Engine(weights, settings, n_ctx=self.n_ctx)
+        return Engine(weights, settings, n_ctx=self.n_ctx, min_rows=2)
 
     def reader(self) -> Reader:
-        return FreshReader(self._engine(), self._min_rows)
+        return FreshReader(self._engine())
 
     def arm(self, session: Session, mishap: Mishap, at: int) -> None:
         self._faulty.plans[session.engine._context] = at, self._fault(session, mishap)
@@ -173,14 +168,13 @@ class RealWorld:
 class FreshReader:
     """The logits behind a growing token sequence, from a context of its own."""
 
-    def __init__(self, engine: Engine, min_rows: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._min_rows = min_rows
 
     def __call__(self, tokens: Sequence[int]) -> Row:
         engine = self._engine
         unread = as_tokens(tokens[engine.n_past :])
-        n_rows = min(self._min_rows, engine.max_rows, engine.n_ctx - engine.n_past)
+        n_rows = min(engine.min_rows, engine.max_rows, engine.n_ctx - engine.n_past)
         pad = max(0, n_rows - len(unread))
         rows = engine.eval(as_tokens([*unread, *unread[-1:].repeat(pad)]), rows=n_rows)
         row: Row = rows[n_rows - pad - 1].copy()

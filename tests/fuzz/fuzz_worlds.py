@@ -159,6 +159,7 @@ class FakeWorld:
         engine = FakeEngine(
             self.language,
             n_ctx=self.n_ctx,
+            min_rows=self.min_rows,
             max_rows=self.max_rows,
             n_batch=self.n_batch,
             can_truncate=self.can_truncate,
@@ -173,7 +174,6 @@ class FakeWorld:
             self.cost,
             drafter,
             system=self.system,
-            min_rows=self.min_rows,
         )
         return session, drafter
 

@@ -99,6 +99,7 @@ class Run:
     max_tokens: int = 60
 
     def __post_init__(self) -> None:
+        self.engine.min_rows = 2
         self.history = History(self.engine.n_ctx)
         self.history.extend(self.prompt)
         self.steps: list[Step] = []
@@ -112,7 +113,6 @@ class Run:
             cost=FLAT,
             eog=(),
             max_tokens=self.max_tokens,
-            min_rows=2,
         ):
             assert self.engine.n_past <= len(self.history) - 1
             self.steps.append(step)
@@ -604,7 +604,7 @@ class Chat:
     """A session over a tiny model, with the texts of `fake_vocab`."""
 
     def __init__(self, weights: Weights, *, copy: bool = True) -> None:
-        self.engine = Engine(weights, SETTINGS, n_ctx=256)
+        self.engine = Engine(weights, SETTINGS, n_ctx=256, min_rows=2)
         eog = frozenset({END})
         self.session = Session(
             self.engine,
@@ -612,7 +612,6 @@ class Chat:
             fake_template(),
             FLAT,
             CopyDrafter(self.engine.n_ctx, eog) if copy else NoDrafter(),
-            min_rows=2,
         )
 
 

@@ -82,6 +82,7 @@ class FakeEngine:
         evaluations: how often each position was read.
         batch_sizes: the length of each batch it was asked to read.
         faults: what goes wrong at the k-th `eval`.
+        is_cancelled: whether it stops at the next chunk.
         on_chunk: called with the number of each chunk before it is read.
     """
 
@@ -90,6 +91,7 @@ class FakeEngine:
         language: Language,
         *,
         n_ctx: int = 64,
+        min_rows: int = 1,
         max_rows: int = 16,
         n_batch: int = 32,
         can_truncate: bool = True,
@@ -99,7 +101,7 @@ class FakeEngine:
         self.n_ctx = n_ctx
         self.n_vocab = language.n_vocab
         self.n_past = 0
-        self.max_rows = max_rows
+        self.min_rows, self.max_rows = min_rows, max_rows
         self.tokens: list[int] = []
         self.evaluations: Counter[int] = Counter()
         self.batch_sizes: list[int] = []
@@ -113,7 +115,7 @@ class FakeEngine:
         self._can_truncate = can_truncate
         self._checkpoints = checkpoints
         self._saved = 0
-        self._cancelled = False
+        self.is_cancelled = False
         self._n_chunks = 0
         self._buffer = np.full((max_rows, self.n_vocab), np.nan, np.float32)
 
@@ -143,20 +145,20 @@ class FakeEngine:
     def truncate(self, length: int) -> None:
         assert length >= 0
         if length < self.n_past:
-            self._require_open()
+            self.require_open()
             self._keep(self._kept(length))
 
     def cancel(self) -> None:
-        self._cancelled = True
+        self.is_cancelled = True
 
     def clear_cancel(self) -> None:
-        self._cancelled = False
+        self.is_cancelled = False
 
     def close(self) -> None:
         self.closed = True
 
     def _check(self, tokens: Tokens, rows: int) -> None:
-        self._require_open()
+        self.require_open()
         assert self.n_past == len(self.tokens)
         if not 1 <= rows <= min(len(tokens), self.max_rows):
             raise InvalidInputError(f"cannot give {rows} rows of {len(tokens)} tokens")
@@ -165,7 +167,14 @@ class FakeEngine:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab:
             raise InvalidInputError("token ids out of range")
 
-    def _require_open(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        return not self.closed
+
+    def admit(self) -> None:
+        self.require_open()
+
+    def require_open(self) -> None:
         if self.closed:
             raise SessionClosedError("closed")
 
@@ -173,7 +182,7 @@ class FakeEngine:
         if self.on_chunk:
             self.on_chunk(self._n_chunks)
         self._n_chunks += 1
-        if self._cancelled:
+        if self.is_cancelled:
             self._keep_on_failure()
             raise CancelledError("cancelled")
         self.evaluations.update(range(self.n_past, self.n_past + len(chunk)))

@@ -48,7 +48,12 @@ class Case:
     cost: CostCurve = FLAT
 
     def engine(self, **options: Any) -> FakeEngine:
-        shape = {"n_ctx": self.n_ctx, "max_rows": self.max_rows, "n_batch": self.n_batch}
+        shape = {
+            "n_ctx": self.n_ctx,
+            "min_rows": self.min_rows,
+            "max_rows": self.max_rows,
+            "n_batch": self.n_batch,
+        }
         return FakeEngine(self.language, **{**shape, **options})
 
     def copy_drafter(self) -> CopyDrafter:
@@ -107,7 +112,6 @@ class Run:
             cost=self.case.cost,
             eog=self.case.eog,
             max_tokens=self.case.max_tokens - len(self.generated),
-            min_rows=self.case.min_rows,
         )
         try:
             for n_steps, step in enumerate(stepping, start=1):

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +31,7 @@ from scripted_drafter import FLAT
 from copyspec_edge.answer import Answer
 from copyspec_edge.arrays import common_prefix
 from copyspec_edge.chat.reply import Chunk, Reply
+from copyspec_edge.chat.template import ChatTemplate, Message
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import NoDrafter
 from copyspec_edge.errors import (
@@ -58,7 +61,7 @@ class Chat:
         copy: bool = True,
         template: str | None = TEMPLATE,
         system: str | None = None,
-        min_rows: int = 1,
+        wait: bool = False,
         **options: Any,
     ) -> None:
         language = language or TinyLanguage(N_VOCAB, seed=seed, unlikely=frozenset({USER, BOT}))
@@ -70,7 +73,7 @@ class Chat:
             FLAT,
             CopyDrafter(self.engine.n_ctx, fake_vocab().eog_tokens) if copy else NoDrafter(),
             system=system,
-            min_rows=min_rows,
+            wait=wait,
         )
 
     def check(self) -> None:
@@ -316,6 +319,158 @@ def test_a_cancel_from_another_thread_stops_an_answer() -> None:
     thread.join()
     assert (reply.finish_reason, len(reply.token_ids)) == ("cancelled", 4)
     assert chat.session.messages[-1]["content"] == reply.text
+
+
+def test_a_cancelled_answer_ends_and_the_next_one_does_not() -> None:
+    chat = Chat(language=TALKATIVE)
+    first, _ = read_some(chat, 2)
+    first.cancel()
+    assert first.finish().finish_reason == "cancelled"
+    second = chat.session.stream("cd", params=GREEDY)
+    first.cancel()
+    assert second.finish().finish_reason == "length"
+
+
+def test_a_cancel_while_an_answer_is_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Chat(language=TALKATIVE)
+    render = ChatTemplate.render
+
+    def cancelled_meanwhile(template: ChatTemplate, messages: list[Message]) -> str:
+        assert not attempt_elsewhere(chat.session.cancel)
+        return render(template, messages)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChatTemplate, "render", cancelled_meanwhile)
+        assert chat.session.send("ab", params=GREEDY).finish_reason == "cancelled"
+    assert said(chat.send("ab")) == said(Chat(language=TALKATIVE).send("ab"))
+
+
+def test_a_cancel_reaches_the_running_answer_and_not_who_waits_behind_it() -> None:
+    chat = Chat(language=TALKATIVE, wait=True)
+    waiting = threading.Event()
+    replies: list[Reply] = []
+
+    def ask() -> None:
+        waiting.set()
+        replies.append(chat.session.complete(ids("cd"), params=GREEDY))
+
+    def cancel(chunk: int) -> None:
+        if chunk == 3:
+            other.start()
+            assert waiting.wait(30)
+            time.sleep(0.02)
+            attempt_elsewhere(chat.session.cancel)
+
+    other = threading.Thread(target=ask)
+    chat.engine.on_chunk = cancel
+    reply = chat.session.complete(ids("ab"), params=GREEDY)
+    other.join(60)
+    assert reply.finish_reason == "cancelled"
+    assert [r.finish_reason for r in replies] == ["length"]
+
+
+def test_of_many_answers_those_end_that_are_cancelled_while_they_run() -> None:
+    chat = Chat(language=TALKATIVE, wait=True)
+    params = replace(GREEDY, max_tokens=5)
+    ended: list[tuple[bool, str]] = []
+    over: list[Answer] = []
+
+    def ask(index: int) -> None:
+        for turn in range(12):
+            answer = chat.session.stream_completion(ids("ab"), params=params)
+            next(answer)
+            if is_cancelled := (index + turn) % 3 == 0:
+                attempt_elsewhere(answer.cancel)
+            for former in over[-4:]:
+                attempt_elsewhere(former.cancel)
+            ended.append((is_cancelled, answer.finish().finish_reason))
+            over.append(answer)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(ended) == 36
+    assert set(ended) == {(True, "cancelled"), (False, "length")}
+
+
+def cancel_at(answer: Answer, at: int, chunk: int) -> None:
+    if chunk == at:
+        answer.cancel()
+
+
+def test_a_prompt_that_was_cancelled_half_read_is_read_to_its_end_later() -> None:
+    chat, message = Chat(language=TALKATIVE, n_batch=16), "a.b.c.d.e.f." * 6
+    n_read = 0
+    for turn in range(2):
+        answer = chat.session.stream(message, params=GREEDY)
+        chat.engine.on_chunk = partial(cancel_at, answer, 2 * turn + 1)
+        reply = answer.finish()
+        assert (reply.finish_reason, reply.stats.cached_tokens) == ("cancelled", n_read)
+        n_read += 16
+    chat.engine.on_chunk = None
+    chat.engine.evaluations.clear()
+    reply = chat.send(message, replace(GREEDY, max_tokens=1))
+    assert reply.stats.cached_tokens == n_read
+    assert min(chat.engine.evaluations) == n_read
+    assert sum(chat.engine.evaluations.values()) == reply.stats.prompt_tokens - n_read
+    assert reply.token_ids == Chat(language=TALKATIVE).send(message).token_ids[:1]
+
+
+def test_a_close_that_cancels_waits_for_the_thread_that_reads() -> None:
+    chat = Chat(language=TALKATIVE)
+    answer = chat.session.stream("ab", params=GREEDY)
+    closing = threading.Thread(target=partial(answer.close, cancel=True))
+
+    def close(chunk: int) -> None:
+        if chunk == 3:
+            closing.start()
+            while not chat.engine.is_cancelled:
+                time.sleep(0.001)
+
+    chat.engine.on_chunk = close
+    assert answer.finish().finish_reason == "cancelled"
+    closing.join(30)
+    assert not closing.is_alive()
+    assert len(finished(answer).token_ids) == 3
+
+
+def test_who_reads_an_answer_that_is_being_closed_sees_it_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chat = Chat(language=TALKATIVE)
+    answer, _ = read_some(chat, 2)
+    seen: list[Chunk | None] = []
+    reading = threading.Thread(target=lambda: seen.append(next(answer, None)))
+
+    def settle_slowly() -> tuple[int, str]:
+        reading.start()
+        time.sleep(0.05)
+        assert reading.is_alive()
+        return kept()
+
+    kept = answer.transcript.spelled
+    monkeypatch.setattr(answer.transcript, "spelled", settle_slowly)
+    answer.close(cancel=True)
+    reading.join(30)
+    assert seen == [None]
+
+
+def test_a_callback_cannot_close_its_own_answer() -> None:
+    chat = Chat(language=TALKATIVE)
+    refused: list[str] = []
+
+    def close(token_ids: object, text: str) -> bool:
+        with pytest.raises(SessionBusyError):
+            answer.close(cancel=len(refused) > 2)
+        refused.append(text)
+        return False
+
+    params = replace(GREEDY, stopping=(close,), max_tokens=6)
+    answer = chat.session.stream("ab", params=params)
+    assert answer.finish().finish_reason == "cancelled"
+    assert len(refused) == 4
 
 
 def test_an_answer_cannot_be_closed_while_another_thread_reads_it() -> None:

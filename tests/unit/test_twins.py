@@ -58,7 +58,6 @@ class FakeModel:
             engine=engine,
             drafter=CopyDrafter(N_CTX, self.eog_tokens) if copy else NoDrafter(),
             cost=FREE_ROWS,
-            min_rows=1,
             n_ctx=N_CTX,
             close=engine.close,
         )
