@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from copyspec_edge import Model, SamplingParams, Settings
-from copyspec_edge.arrays import Tokens
+from copyspec_edge.arrays import Tokens, as_tokens
+from copyspec_edge.chat.reply import Transcript
 from copyspec_edge.decoding.history import History
 from copyspec_edge.decoding.loop import decode
+from copyspec_edge.decoding.stats import Step
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.matcher import Matcher
 from copyspec_edge.llama.vocabulary import Vocab
@@ -31,6 +34,7 @@ from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
 from copyspec_edge.tuning.cost import CostModel
 from copyspec_edge.tuning.curves import CPU_CURVE
 
+ANSWERS = (100, 1_000, 10_000)
 LENGTHS = (4096, 32768, 131072)
 _ROUNDS = 200
 
@@ -135,6 +139,39 @@ def step_microseconds() -> float:
     return 1e6 * median(times)
 
 
+class WordVocab:
+    """A vocabulary in which every token is a word."""
+
+    eog_tokens = frozenset({0})
+
+    def piece(self, token: int) -> bytes:
+        """Its text."""
+        return b" word"
+
+
+def replying(n_tokens: int) -> dict[str, float]:
+    """Text of one more token behind so many of an answer, in microseconds."""
+    criteria = (lambda token_ids, text: token_ids[-1] == 0 or text.endswith("done"),) * 2
+    kinds: dict[str, SamplingParams] = {
+        "plain_us": SamplingParams(),
+        "stop_strings_us": SamplingParams(stop=("\n\n", "User:", "</end>")),
+        "stopping_criteria_us": SamplingParams(stopping=criteria),
+    }
+    step = Step(as_tokens([5]), 0, 0, "none", 1, 0.0)
+    times = {}
+    for name, params in kinds.items():
+        transcript = Transcript(cast(Vocab, WordVocab()), params.stop, params.stopping)
+
+        def take_in(transcript: Transcript = transcript) -> None:
+            transcript.add(step)
+            transcript.chunk(final=False)
+
+        for _ in range(n_tokens):
+            take_in()
+        times[name] = microseconds(take_in, _ROUNDS)
+    return times
+
+
 def choosing(vocab: Vocab) -> dict[str, float]:
     """Choosing a token and the rest of it, in microseconds."""
     row = np.random.default_rng(0).normal(0, 3, vocab.n_tokens).astype(np.float32)
@@ -202,6 +239,7 @@ def main() -> None:
     results: dict[str, object] = {
         "step_us": step_microseconds(),
         "greedy_262k_us": microseconds(lambda: GreedySampler().choose(row), _ROUNDS),
+        "replying": {str(n_tokens): replying(n_tokens) for n_tokens in ANSWERS},
         "matching": {
             str(length): {name: matching(tokens) for name, tokens in histories(length).items()}
             for length in LENGTHS

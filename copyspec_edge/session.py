@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 
 from copyspec_edge.answer import Answer
 from copyspec_edge.arrays import Tokens, common_prefix
 from copyspec_edge.chat import ChatTemplate, Conversation, Message, Prompts, Reply, Transcript, Turn
-from copyspec_edge.decoding import History, Stats, Step, decode, fold
+from copyspec_edge.decoding import History, decode, fold
 from copyspec_edge.drafting import Drafter
-from copyspec_edge.errors import ChatTemplateError, InvalidInputError
 from copyspec_edge.lease import Lease
 from copyspec_edge.llama import Engine, Vocab
 from copyspec_edge.sampling import SamplingParams, make_sampler
@@ -54,7 +52,7 @@ class Session:
         self._vocab = vocab
         self._prompts = Prompts(vocab, engine.n_ctx)
         self._history = History(engine.n_ctx)
-        self._conversation = Conversation(template, system) if template else None
+        self._conversation = Conversation(template, system)
         self._last: weakref.ref[Answer] | None = None
 
     @property
@@ -70,7 +68,7 @@ class Session:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The chat so far: the system message if there is one, questions and answers."""
-        return tuple(self._conversation.messages) if self._conversation else ()
+        return tuple(self._conversation.messages)
 
     def stream(self, message: str, *, params: SamplingParams | None = None) -> Answer:
         """Ask, and get the answer chunk by chunk.
@@ -81,16 +79,8 @@ class Session:
             ContextFullError: the conversation does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
-        conversation = self._conversation
-        if conversation is None:
-            raise ChatTemplateError(
-                "this model has no chat template: it continues text and cannot chat. "
-                "Use complete(), or --raw on the command line"
-            )
-        if not isinstance(message, str) or not message.strip():
-            raise InvalidInputError("the message is empty, or not a text")
-        self._prompts.refuse_endless(message)
-        return self._begin(lambda: conversation.ask(message, self._history.tokens), params)
+        self._prompts.refuse_unaskable(message)
+        return self._begin(lambda: self._conversation.ask(message, self._history.tokens), params)
 
     def send(self, message: str, *, params: SamplingParams | None = None) -> Reply:
         """Ask, and get the whole answer. Raises as `stream`, and EngineError."""
@@ -109,9 +99,7 @@ class Session:
             ContextFullError: it does not fit; nothing has changed.
             SessionBusyError: an earlier answer is unfinished.
         """
-        if isinstance(prompt, str) and not prompt:
-            raise InvalidInputError("the prompt is empty")
-        return self._begin(partial(self._prompts.tokens, prompt), params)
+        return self._begin(lambda: self._prompts.tokens(prompt), params)
 
     def complete(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None
@@ -120,10 +108,7 @@ class Session:
         return self.stream_completion(prompt, params=params).finish()
 
     def cancel(self) -> None:
-        """Stop the answer that is running, from any thread: it ends as "cancelled".
-
-        Without one nothing happens, and nothing to the next one.
-        """
+        """Stop the answer that is running, and no later one, from any thread: it is "cancelled"."""
         self.lease.stop()
 
     def reset(self) -> None:
@@ -135,8 +120,7 @@ class Session:
         self.end_answer()
         with self.lease.held():
             self._rewind(0)
-            if self._conversation:
-                self._conversation.clear()
+            self._conversation.clear()
 
     def close(self) -> None:
         """Free the context. Ends an answer nobody reads. Idempotent.
@@ -201,9 +185,15 @@ class Session:
             steps,
             Transcript(self._vocab, params.stop, params.stopping),
             max_tokens=max_tokens,
-            summarize=partial(self._summarize, n_prompt=len(prompt), n_cached=cached),
-            cancel=partial(self.lease.stop, term),
-            on_end=partial(self._settle, turn=turn, n_prompt=len(prompt)),
+            summarize=lambda steps: fold(
+                steps,
+                prompt_tokens=len(prompt),
+                cached_tokens=cached,
+                threads=self.engine.n_threads,
+                rollback=self.engine.rollback,
+            ),
+            cancel=lambda: self.lease.stop(term),
+            on_end=lambda answer: self._settle(answer, turn, len(prompt)),
         )
 
     def _take_prompt(self, prompt: Tokens) -> int:
@@ -213,26 +203,16 @@ class Session:
         self.engine.truncate(len(prompt) - 1)
         return self.engine.n_past
 
-    def _summarize(self, steps: list[Step], *, n_prompt: int, n_cached: int) -> Stats:
-        return fold(
-            steps,
-            prompt_tokens=n_prompt,
-            cached_tokens=n_cached,
-            threads=self.engine.n_threads,
-            rollback=self.engine.rollback,
-        )
-
-    def _settle(self, answer: Answer, *, turn: Turn | None, n_prompt: int) -> None:
+    def _settle(self, answer: Answer, turn: Turn | None, n_prompt: int) -> None:
         """Keep of an ended answer what its text shows, and take the turn into the chat."""
         n_kept, spelled = answer.transcript.spelled()
         try:
             if answer.stopped:
                 self._rewind(n_prompt + n_kept)
             reply = answer.reply
-            if self._conversation and turn and reply and reply.token_ids:
-                self._conversation.answer(
-                    turn, reply.text, spelled=spelled, n_spelled=n_prompt + n_kept
-                )
+            if turn and reply and reply.token_ids:
+                n_spelled = n_prompt + n_kept
+                self._conversation.answer(turn, reply.text, spelled=spelled, n_spelled=n_spelled)
         finally:
             self.lease.give_back()
 
@@ -242,5 +222,5 @@ class Session:
             self._history.truncate(length)
             self.engine.truncate(length)
             self.drafter.reset()
-        if self._conversation and length < self._conversation.n_spelled:
+        if length < self._conversation.n_spelled:
             self._conversation.forget_tokens()

@@ -12,6 +12,7 @@ import numpy as np
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.chat.template import ChatTemplate, Message
+from copyspec_edge.errors import ChatTemplateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,13 @@ class Turn:
     content: str
     tokens: Tokens
     rendered: str
+    template: ChatTemplate
 
 
 class Conversation:
     """Messages so far. `n_spelled` tokens of the history spell a beginning of their text."""
 
-    def __init__(self, template: ChatTemplate, system: str | None) -> None:
+    def __init__(self, template: ChatTemplate | None, system: str | None) -> None:
         self._template = template
         self._system = system
         self.clear()
@@ -47,8 +49,13 @@ class Conversation:
         """The next turn; changes nothing yet.
 
         Raises:
-            ChatTemplateError: the template refuses or fails.
+            ChatTemplateError: there is no template, or it refuses or fails.
         """
+        if self._template is None:
+            raise ChatTemplateError(
+                "this model has no chat template: it continues text and cannot chat. "
+                "Use complete(), or --raw on the command line"
+            )
         question = Message(role="user", content=content)
         rendered = self._template.render([*self.messages, question])
         if self.n_spelled and rendered.startswith(self._spelled):
@@ -56,7 +63,7 @@ class Conversation:
             tokens = np.concatenate((history[: self.n_spelled], rest))
         else:
             tokens = self._template.tokenize(rendered)
-        return Turn(content, tokens, rendered)
+        return Turn(content, tokens, rendered, self._template)
 
     def answer(self, turn: Turn, text: str, *, spelled: str, n_spelled: int) -> None:
         """Take up a turn with its answer.
@@ -68,5 +75,5 @@ class Conversation:
         """
         self.messages.append(Message(role="user", content=turn.content))
         self.messages.append(Message(role="assistant", content=text))
-        self._spelled = turn.rendered + self._template.fence(spelled)
+        self._spelled = turn.rendered + turn.template.fence(spelled)
         self.n_spelled = n_spelled

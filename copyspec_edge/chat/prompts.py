@@ -20,13 +20,26 @@ class Prompts:
         """Token ids of a text or of ids, shape (n,); names of special tokens in a text are text.
 
         Raises:
-            InvalidInputError: not valid Unicode, or no token ids.
+            InvalidInputError: empty, not valid Unicode, or no token ids.
             ContextFullError: a text that cannot fit.
         """
         if not isinstance(prompt, str):
             return checked_tokens(prompt, self._vocab.n_tokens)
-        self.refuse_endless(prompt)
+        if not prompt:
+            raise InvalidInputError("the prompt is empty")
+        self._refuse_endless(prompt)
         return self._vocab.tokenize(prompt, add_special=True)
+
+    def refuse_unaskable(self, message: object) -> None:
+        """Refuse a message that is no question.
+
+        Raises:
+            InvalidInputError: it is empty or no text.
+            ContextFullError: it cannot fit.
+        """
+        if not isinstance(message, str) or not message.strip():
+            raise InvalidInputError("the message is empty, or not a text")
+        self._refuse_endless(message)
 
     def refuse_unanswerable(self, tokens: Tokens) -> None:
         """Refuse a prompt behind which no answer can begin.
@@ -39,12 +52,8 @@ class Prompts:
             raise InvalidInputError("the prompt is empty: it has no tokens")
         self._refuse_full(f"a prompt of {len(tokens)}", len(tokens))
 
-    def refuse_endless(self, text: str) -> None:
-        """Refuse a text that cannot fit: a tokenizer spends many seconds on some megabytes.
-
-        Raises:
-            ContextFullError: it would not fit if all of its tokens were the longest.
-        """
+    def _refuse_endless(self, text: str) -> None:
+        """Refuse what would not fit in the longest tokens: tokenizing megabytes takes seconds."""
         longest = self._vocab.longest_piece if len(text) > self._n_ctx else 0
         if longest:
             n_least = len(text) // longest

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Literal, overload
 
 from copyspec_edge.chat.text import Detokenizer, StopScanner
 from copyspec_edge.decoding import Stats, Step
@@ -51,6 +53,42 @@ class Reply:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class TokenIds(Sequence[int]):
+    """The ids of an answer up to some token, like a tuple of them, but without a copy."""
+
+    __slots__ = ("_growing", "_length")
+
+    def __init__(self, growing: list[int]) -> None:
+        self._growing = growing
+        self._length = len(growing)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._growing, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self._growing[i] for i in range(*index.indices(self._length)))
+        return self._growing[range(self._length)[index]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, list, TokenIds)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 class Transcript:
     """The text of an answer while it grows, and which tokens spell it."""
 
@@ -80,7 +118,7 @@ class Transcript:
 
     def add(self, step: Step) -> bool:
         """Take in a step; True if a stop string or criterion ends it, behind which it is cut."""
-        for index, token in enumerate(map(int, step.tokens)):
+        for index, token in enumerate(step.tokens.tolist()):
             self.token_ids.append(token)
             if token in self._vocab.eog_tokens:
                 continue
@@ -90,7 +128,7 @@ class Transcript:
                 return True
             if self._detokenizer.is_clean:
                 self._boundaries.append((len(self.token_ids), len(self.text)))
-            if any(stops(tuple(self.token_ids), self.text) for stops in self._stopping):
+            if any(stops(TokenIds(self.token_ids), self.text) for stops in self._stopping):
                 self.steps.append(step.cut(index + 1))
                 return True
         self.steps.append(step)
@@ -102,7 +140,7 @@ class Transcript:
             self._scanner.feed(self._detokenizer.finish())
         last = self.steps[-1]
         text = self._scanner.take(final=final)
-        return Chunk(text, tuple(map(int, last.tokens)), last.accepted, last.logprobs)
+        return Chunk(text, tuple(last.tokens.tolist()), last.accepted, last.logprobs)
 
     def rest(self) -> Chunk | None:
         """What was held back of an answer that was cut short, if anything."""
@@ -112,5 +150,5 @@ class Transcript:
 
     def spelled(self) -> tuple[int, str]:
         """The most tokens that spell a beginning of the text exactly, and that beginning."""
-        n_tokens, n_chars = max(b for b in self._boundaries if b[1] <= len(self.text))
+        n_tokens, n_chars = next(b for b in reversed(self._boundaries) if b[1] <= len(self.text))
         return n_tokens, self.text[:n_chars]

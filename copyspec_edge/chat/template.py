@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+import numpy as np
 from jinja2 import TemplateError
 
-from copyspec_edge.arrays import Tokens, as_tokens
+from copyspec_edge.arrays import Tokens
 from copyspec_edge.chat.jinja import environment
 from copyspec_edge.errors import ChatTemplateError
 from copyspec_edge.llama import Vocab
@@ -87,4 +88,4 @@ class ChatTemplate:
         for index, part in enumerate(rest):
             is_template = index % 2 == 1
             ids.append(self._vocab.tokenize_after(part, parse_special=is_template))
-        return as_tokens([token for part in ids for token in part])
+        return np.concatenate(ids)

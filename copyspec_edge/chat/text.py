@@ -50,7 +50,11 @@ class StopScanner:
     def feed(self, text: str) -> bool:
         """Append `text`; True if it completes a stop string, which is then cut off."""
         scanned = max(self._shown, len(self._text) - self._longest + 1)
-        self._text += text
+        # Nobody else holds the text then, so that Python appends in place.
+        whole, self._text = self._text, ""
+        whole += text
+        self._text = whole
+        del whole
         found = [at for stop in self._stops if (at := self._text.find(stop, scanned)) >= 0]
         if found:
             self._text = self._text[: min(found)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -15,7 +15,7 @@ from copyspec_edge.arrays import Tokens
 from copyspec_edge.errors import InvalidInputError
 
 LogitsProcessor = Callable[[Tokens, npt.NDArray[np.float32]], "npt.NDArray[np.float32] | None"]
-StoppingCriterion = Callable[[tuple[int, ...], str], bool]
+StoppingCriterion = Callable[[Sequence[int], str], bool]
 
 N_SEEDS = 0xFFFFFFFF
 MAX_LOGPROBS = 100
@@ -89,8 +89,8 @@ class SamplingParams:
         json_schema: JSON Schema, as a mapping or text, that the answer must match.
         logits_processors: each is called with the committed tokens, shape (n,), read-only, and a
             copy of the row of logits, shape (n_vocab,), and changes it or returns another.
-        stopping: each is called after every token with the token ids and the text of the answer
-            so far; True ends it there, with finish reason "stop".
+        stopping: each is called after every token with the token ids, read-only, and the text of
+            the answer so far; True ends it there, with finish reason "stop".
         logprobs: give the log-probability of each token and of so many likeliest ones.
         seed: from 0 to 2**32 - 2; None draws one.
         max_tokens: most tokens of an answer; None: up to the context limit.

@@ -58,6 +58,7 @@ class Talker:
         self.log: list[str] = []
         self._processor, self._criterion = Hiccup(), Hiccup()
         self._open: Asked | None = None
+        self._former: Answer | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -107,6 +108,9 @@ class Talker:
             self._check_rendering(committed, str(message))
         else:
             assert committed == prompt
+        if self._former is not None and self._rng.random() < 0.3:
+            self._note("the former answer cancelled")
+            self._former.cancel()
         asked = self._asked(answer, committed, params, message)
         self._check_cached(asked, held)
         self._open = asked
@@ -189,7 +193,8 @@ class Talker:
     def _cancel_soon(self, asked: Asked) -> threading.Thread:
         """A cancel at any moment; of all that happens here only its time is not repeatable."""
         asked.may_cancel = True
-        timer = threading.Timer(self._rng.random() / 200, self._session.cancel)
+        cancel = self._rng.choice([self._session.cancel, asked.answer.cancel])
+        timer = threading.Timer(self._rng.random() / 200, cancel)
         timer.start()
         self._note("cancelled soon")
         return timer
@@ -227,7 +232,7 @@ class Talker:
             self._session.complete([1])
         if self._rng.random() < 0.5:
             self._open.may_cancel = True
-            self._session.cancel()
+            self._rng.choice([self._session.cancel, self._open.answer.cancel])()
             self.go_on()
 
     def _partial(self, asked: Asked, n_tokens: int) -> Said:
@@ -241,7 +246,7 @@ class Talker:
     # What came of it.
 
     def _ended(self, asked: Asked, reply: Reply, *, to_its_end: bool = True) -> None:
-        self._open = None
+        self._open, self._former = None, asked.answer
         self._disarm()
         self.seen[reply.finish_reason] += 1
         self.seen["tokens"] += len(reply.token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -156,9 +156,9 @@ def test_an_error_of_a_processor_leaves_the_session_at_its_last_committed_token(
 @pytest.mark.parametrize("n", [1, 5, 30])
 def test_a_stopping_criterion_ends_the_answer_behind_its_token(kind: Kind, n: int) -> None:
     expected = plain(GREEDY)
-    seen: list[tuple[tuple[int, ...], str]] = []
+    seen: list[tuple[Sequence[int], str]] = []
 
-    def enough(tokens: tuple[int, ...], text: str) -> bool:
+    def enough(tokens: Sequence[int], text: str) -> bool:
         seen.append((tokens, text))
         return len(tokens) == n
 
