@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from copyspec_edge.decoding.loop import decode
 from copyspec_edge.decoding.stats import Step
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.matcher import Matcher
+from copyspec_edge.evaluation import RecordedSampler
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.sampling.constrained import Constraint
 from copyspec_edge.sampling.grammar import Grammar
@@ -55,24 +56,6 @@ class InstantEngine:
     def truncate(self, length: int) -> None:
         """Forget the rest."""
         self.n_past = min(self.n_past, length)
-
-
-class RecitingSampler:
-    """Says a text, without looking at the rows."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens: Iterator[int] = iter(tokens.tolist())
-
-    def choose(self, row: npt.NDArray[np.float32]) -> int:
-        """The next token of the text; token 0, an end of generation, behind it."""
-        return next(self._tokens, 0)
-
-    def accept(self, token: int) -> None:
-        """Nothing depends on it."""
-
-    def admits(self, draft: Tokens) -> int:
-        """Any draft may be what was recorded."""
-        return len(draft)
 
 
 def histories(length: int) -> dict[str, Tokens]:
@@ -124,7 +107,7 @@ def step_microseconds() -> float:
         InstantEngine(),
         history,
         drafter=CopyDrafter(8192, frozenset({0})),
-        sampler=RecitingSampler(tokens[2048:]),
+        sampler=RecordedSampler(np.append(tokens[2048:], np.int32(0))),
         cost=CostModel(CPU_CURVE, in_seconds=True),
         eog={0},
         max_tokens=4096,
