@@ -1,8 +1,9 @@
 """Tokens per second beside busy processes: python -m bench.busy.
 
-llama.cpp's threads spin, and one other busy process stalls a decode on all cores. Each run is a
-process of its own: the command line as it is, without copying so that only the threads matter, and
-llama.cpp as it is, with one thread for each core and nothing else set.
+Run it when the choice of threads changes. llama.cpp's threads spin, and one other busy process
+stalls a decode on all cores. Each run is a process of its own: the command line as it is, without
+copying so that only the threads matter, and llama.cpp as it is, with one thread for each core and
+nothing else set.
 """
 
 from __future__ import annotations

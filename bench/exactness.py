@@ -1,10 +1,10 @@
-"""Is exact=True exact over long conversations, and what does it cost?
+"""Is exact=True exact over long conversations, and at what cost? python -m bench.exactness MODEL.
 
+Run it, on all the files there are, when batches, certificates or the version of llama.cpp change.
 Recorded answers (scripted edits of Python's own sources) are decoded as conversations of several
 turns, from 16 tokens of context up to its end. All logits rows are compared between decoding
 without copying and with it; every second conversation has forced drafts that are often wrong. The
 speed is taken apart from that: exact and default settings, without and with copying, in turns.
-Run: python -m bench.exactness MODEL...
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Time and memory of the parts around the model: python -m bench.micro [-m MODEL] [--json FILE].
 
-With a model, also what samplers, log-probabilities and a grammar cost on its vocabulary.
+Run it when something changes that is done for every token. With a model, also what samplers,
+log-probabilities and a grammar cost on its vocabulary.
 """
 
 from __future__ import annotations
