@@ -62,15 +62,6 @@ def chain(links: Sequence[NativeSampler]) -> NativeSampler:
     return joined
 
 
-def penalties(
-    n_vocab: int, last_n: int, *, repeat: float, frequency: float, presence: float
-) -> NativeSampler:
-    """Lowers the logits of the last tokens."""
-    return NativeSampler(
-        llama_cpp.llama_sampler_init_penalties(n_vocab, last_n, repeat, frequency, presence)
-    )
-
-
 def dry(
     vocab: Vocab,
     last_n: int,

@@ -1,4 +1,4 @@
-"""Selectors: choose a token from a row, greedily or by llama.cpp's chain of samplers.
+"""Selectors: choose a token from a row, greedily or by penalties and llama.cpp's samplers.
 
 They know rows and committed tokens, neither grammars nor drafts.
 """
@@ -15,6 +15,7 @@ from copyspec_edge.arrays import Row, Tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.llama import Candidates, NativeSampler, Vocab, samplers, selected
 from copyspec_edge.sampling.params import N_SEEDS, SamplingParams
+from copyspec_edge.sampling.penalties import Penalties
 
 # Below it logits divided by the temperature may leave the range of numbers.
 _COLDEST = 1e-4
@@ -57,7 +58,9 @@ class GreedySampler:
 
 
 class ChainSampler:
-    """llama.cpp's samplers, in its order, ending with one draw or, at temperature 0, the likeliest.
+    """Penalties and llama.cpp's samplers, in its order, ending with one draw.
+
+    At temperature 0 they end with the likeliest token instead.
 
     Args:
         params: which samplers.
@@ -72,8 +75,9 @@ class ChainSampler:
     def __init__(self, params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int) -> None:
         seed = secrets.randbelow(N_SEEDS) if params.seed is None else params.seed
         self.n_decisive = _n_decisive(params)
-        penalties = _penalties(params, vocab, prompt, n_ctx)
-        self._chain = samplers.chain([*penalties, *_selectors(params, vocab.n_tokens, seed)])
+        self._penalties = _penalties(params, vocab, prompt, n_ctx)
+        links = [*_dry(params, vocab, prompt, n_ctx), *_selectors(params, vocab.n_tokens, seed)]
+        self._chain = samplers.chain(links)
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
         self._candidates = Candidates(vocab.n_tokens)
 
@@ -81,10 +85,14 @@ class ChainSampler:
         """A token drawn from the row's distribution after the chain."""
         if not np.isfinite(row.max()):
             raise EngineError(_NO_NUMBERS)
+        if self._penalties:
+            row = self._penalties.lower(row)
         return selected(self._candidates.apply(self._chain, self._ids, row))
 
     def accept(self, token: int) -> None:
-        """Advance the chain's state."""
+        """Advance the penalties and the chain."""
+        if self._penalties:
+            self._penalties.accept(token)
         self._chain.accept(token)
 
     def admits(self, draft: Tokens) -> int:
@@ -110,29 +118,30 @@ def _n_decisive(params: SamplingParams) -> int | None:
 
 def _penalties(
     params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int
-) -> Iterator[NativeSampler]:
-    """What looks back, each having seen as much of the prompt as it can remember."""
+) -> Penalties | None:
     strengths = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
-    if strengths != (1.0, 0.0, 0.0) and params.penalty_last_n:
-        repeat, frequency, presence = strengths
-        last_n = _looks_back(params.penalty_last_n, n_ctx)
-        link = samplers.penalties(
-            vocab.n_tokens, last_n, repeat=repeat, frequency=frequency, presence=presence
-        )
-        link.accept_all(prompt[-last_n:])
-        yield link
-    if params.uses_dry:
-        last_n = _looks_back(params.dry_penalty_last_n, n_ctx)
-        link = samplers.dry(
-            vocab,
-            last_n,
-            multiplier=params.dry_multiplier,
-            base=params.dry_base,
-            allowed_length=params.dry_allowed_length,
-            breakers=_breakers(params.dry_sequence_breakers) if vocab.exists else (),
-        )
-        link.accept_all(prompt[-last_n:])
-        yield link
+    if strengths == (1.0, 0.0, 0.0) or not params.penalty_last_n:
+        return None
+    last_n = _looks_back(params.penalty_last_n, n_ctx)
+    return Penalties(params, prompt, vocab.n_tokens, last_n)
+
+
+def _dry(
+    params: SamplingParams, vocab: Vocab, prompt: Tokens, n_ctx: int
+) -> Iterator[NativeSampler]:
+    if not params.uses_dry:
+        return
+    last_n = _looks_back(params.dry_penalty_last_n, n_ctx)
+    link = samplers.dry(
+        vocab,
+        last_n,
+        multiplier=params.dry_multiplier,
+        base=params.dry_base,
+        allowed_length=params.dry_allowed_length,
+        breakers=_breakers(params.dry_sequence_breakers) if vocab.exists else (),
+    )
+    link.accept_all(prompt[-last_n:])
+    yield link
 
 
 def _looks_back(last_n: int, n_ctx: int) -> int:
