@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from copyspec_edge.arrays import Tokens, as_tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
+from copyspec_edge.evaluation import RecordedSampler
 from copyspec_edge.sampling.params import SamplingParams
 from copyspec_edge.sampling.sampler import Sampler, make_sampler, verify
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
@@ -275,23 +276,20 @@ def test_drafted_draws_with_another_seed_are_distributed_as_the_filtered_softmax
     assert chi_square_excess(drawn, filtered_probabilities(rows[0], params)) < 4
 
 
-class RecordingSampler:
-    """Says a fixed sequence, and records what it is asked and told."""
+class Witness(RecordedSampler):
+    """Says a fixed sequence over and over, and keeps what it is asked and told."""
 
     def __init__(self, says: list[int]) -> None:
-        self._says: Iterator[int] = cycle(says)
+        super().__init__(as_tokens(list(islice(cycle(says), 10))))
         self.asked: list[int] = []
         self.told: list[int] = []
 
     def choose(self, row: Row) -> int:
         self.asked.append(int(row[0]))
-        return next(self._says)
+        return super().choose(row)
 
     def accept(self, token: int) -> None:
         self.told.append(token)
-
-    def admits(self, draft: Tokens) -> int:
-        return len(draft)
 
 
 draft_tokens = st.lists(st.integers(0, 3), max_size=6)
@@ -304,7 +302,7 @@ draft_tokens = st.lists(st.integers(0, 3), max_size=6)
 def test_verify_keeps_choices_up_to_the_first_that_differs_or_ends(
     draft: list[int], says: list[int], eog: set[int]
 ) -> None:
-    sampler = RecordingSampler(says)
+    sampler = Witness(says)
     rows = np.arange(len(draft) + 1, dtype=np.float32)[:, None]
     new = verify(as_tokens(draft or np.empty(0)), rows, sampler, eog).tolist()
     choices = list(islice(cycle(says), len(draft) + 1))
