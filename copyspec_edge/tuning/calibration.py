@@ -11,18 +11,18 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, median_low
-from typing import Protocol
 
 import numpy as np
 
-from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding import EngineLike
 from copyspec_edge.host import read_json, write_json
 from copyspec_edge.tuning.cost import CostCurve
 from copyspec_edge.tuning.curves import SHAPES
+from copyspec_edge.tuning.long_context import with_growth
+from copyspec_edge.tuning.measuring import MeasurableEngine, VariedTokens, time_batch
 
 _BUDGET_SECONDS = 2.0
 # Three more are what reading the context takes.
@@ -33,40 +33,8 @@ LEAST_CONTEXT = _DEEPEST + SHAPES[-1]
 _PLAIN_STEPS = 3
 # The shapes that decide most come first; those the time box does not reach are extrapolated.
 _ORDER = (2, 4, 16, 8, 3, 6, 32, 12, 24, 48, 64)
-# The long context: what can be read in this time. Behind less, its share would be lost in noise.
-_READING_SECONDS = 1.0
-_LONG = (256, 1024)
-_LONG_ROUNDS = 4
-_LONG_ROWS = 16
-# No context of this length makes a step so much slower: something else does.
-_MOST_GROWTH = 10.0
 _BUSY_SPREAD = 3.0
 _logger = logging.getLogger("copyspec_edge")
-
-
-class MeasurableEngine(EngineLike, Protocol):
-    """An engine whose thread counts can be set."""
-
-    n_ctx: int
-    n_vocab: int
-    n_threads: int
-    n_threads_batch: int
-
-    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
-        """Use so many threads for one token, and for several, from now on."""
-        ...
-
-
-class VariedTokens:
-    """Any token ids, but always the same ones in the same order."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._n_vocab = n_vocab
-        self._random = np.random.default_rng(0)
-
-    def take(self, n_tokens: int) -> Tokens:
-        """The next ones, shape (n_tokens,)."""
-        return self._random.integers(0, self._n_vocab, n_tokens, np.int32)
 
 
 def calibrated(engine: MeasurableEngine, path: Path) -> CostCurve | None:
@@ -115,7 +83,7 @@ def measure(engine: MeasurableEngine) -> tuple[CostCurve, float]:
             _measure_shapes(engine, tokens, samples, start + budget)
             _time(engine, tokens, 1)
             samples[1].append(_time(engine, tokens, 1))
-            curve = _measure_growth(engine, tokens, _curve(samples))
+            curve = with_growth(_curve(samples), engine, tokens, samples, short=_DEPTH)
     finally:
         engine.truncate(0)
     return curve, max(samples[1]) / min(fastest, *samples[1])
@@ -155,51 +123,13 @@ def _schedule(max_rows: int) -> Iterator[int]:
                 yield rows
 
 
-def _measure_growth(engine: MeasurableEngine, tokens: VariedTokens, curve: CostCurve) -> CostCurve:
-    """The curve with what a long context adds, if one is read in time: linear in depth and rows."""
-    per_token = float(curve.table[-1]) / SHAPES[-1]
-    room = engine.n_ctx - _LONG_ROUNDS * (_LONG_ROWS + 2)
-    depth = int(min(_LONG[1], room, _READING_SECONDS / per_token))
-    if depth < _LONG[0]:
-        return curve
-    engine.truncate(0)
-    engine.eval(tokens.take(depth), rows=1)
-    many = min(_LONG_ROWS, engine.max_rows)
-    samples: dict[int, list[float]] = {1: [], many: []}
-    _time_here(engine, tokens, 1)
-    for _ in range(_LONG_ROUNDS):
-        plain = _time_here(engine, tokens, 1)
-        samples[1].append(plain)
-        if many > 1:
-            seconds = _time_here(engine, tokens, many)
-            samples[many].append(seconds + max(0.0, _time_here(engine, tokens, 1) - plain))
-    if engine.n_past < depth or max(samples[1]) > _MOST_GROWTH * curve.seconds[0]:
-        return curve
-    growth = {
-        rows: max(0.0, median_low(seconds) - float(curve.table[rows])) / (depth - _DEPTH)
-        for rows, seconds in samples.items()
-    }
-    slope = max(0.0, growth[many] - growth[1]) / max(1, many - 1)
-    return replace(curve, growth=tuple(growth[1] + slope * (rows - 1) for rows in SHAPES))
-
-
 def _time(engine: EngineLike, tokens: VariedTokens, rows: int) -> float:
     """Time a batch behind the short context."""
     if engine.n_past >= _DEEPEST:
         engine.truncate(_DEPTH)
         if engine.n_past < _DEPTH:
             engine.eval(tokens.take(_DEPTH - engine.n_past), rows=1)
-    return _time_here(engine, tokens, rows)
-
-
-def _time_here(engine: EngineLike, tokens: VariedTokens, rows: int) -> float:
-    """Time a batch of which the first token stays read: a recurrent state keeps no less."""
-    batch, past = tokens.take(rows), engine.n_past
-    start = time.perf_counter()
-    engine.eval(batch, rows=rows)
-    seconds = time.perf_counter() - start
-    engine.truncate(past + 1)
-    return seconds
+    return time_batch(engine, tokens, rows)
 
 
 def _curve(samples: dict[int, list[float]]) -> CostCurve:

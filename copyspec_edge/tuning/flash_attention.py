@@ -16,7 +16,7 @@ from copyspec_edge.errors import CopySpecError
 from copyspec_edge.host import read_json, write_json
 from copyspec_edge.llama import Engine, Weights, write_tiny_model
 from copyspec_edge.settings import Settings
-from copyspec_edge.tuning.calibration import VariedTokens
+from copyspec_edge.tuning.measuring import VariedTokens
 
 _DEPTH = 1024
 _ROWS = (1, 8)

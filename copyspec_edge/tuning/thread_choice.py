@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from copyspec_edge.host import read_json, write_json
-from copyspec_edge.tuning.calibration import MeasurableEngine, VariedTokens
+from copyspec_edge.tuning.measuring import MeasurableEngine, VariedTokens
 
 _ROUNDS = 3
 _BUDGET_SECONDS = 1.0

@@ -12,12 +12,13 @@ from fake_engine import FakeEngine, TinyLanguage
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.errors import EngineError
-from copyspec_edge.tuning import calibration as calibrate
+from copyspec_edge.tuning import calibration, long_context, measuring
 from copyspec_edge.tuning.calibration import LEAST_CONTEXT, calibrated, measure
 from copyspec_edge.tuning.cost import CostCurve
 from copyspec_edge.tuning.curves import CPU_CURVE, GPU_CURVE, SHAPES
 
 STEP = 0.01
+TIMERS = (calibration, long_context, measuring)
 
 
 def in_seconds(curve: CostCurve, step: float = STEP) -> CostCurve:
@@ -75,7 +76,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[TimedEngine], TimedEngin
 
     def use(engine: TimedEngine) -> TimedEngine:
         clock = SimpleNamespace(perf_counter=lambda: engine.now)
-        monkeypatch.setattr(calibrate, "time", clock)
+        for module in TIMERS:
+            monkeypatch.setattr(module, "time", clock)
         return engine
 
     return use
@@ -229,7 +231,8 @@ def kept(tmp_path: Path, curve: CostCurve = CPU_CURVE) -> Path:
     path = tmp_path / "measured" / "curve.json"
     engine = TimedEngine(in_seconds(curve))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: engine.now))
+        for module in TIMERS:
+            patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: engine.now))
         assert calibrated(engine, path) is not None
     return path
 
