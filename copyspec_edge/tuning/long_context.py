@@ -8,8 +8,10 @@ from dataclasses import replace
 from copyspec_edge.tuning.cost import CostCurve
 from copyspec_edge.tuning.measuring import MeasurableEngine, VariedTokens, time_batch
 
-# The long context: what can be read in this time. Behind less, its share would be lost in noise.
+# The long context: what can be read in this time, or the least that is not lost in noise, if that
+# takes no more than a few times as long.
 _READING_SECONDS = 1.0
+_LONGEST_READING_SECONDS = 3.0
 _LONG = (256, 1024)
 _READ_AT_ONCE = 128
 _LONG_ROUNDS = 4
@@ -53,18 +55,19 @@ def with_growth(
 
 
 def _read_long_context(engine: MeasurableEngine, tokens: VariedTokens, per_token: float) -> int:
-    """Read what can be read in time, and return how much; 0: too little to tell anything.
+    """Read what can be read in time, and return how much; 0: it would take too long.
 
     Args:
         per_token: seconds of a token in the longest draft; a prompt's take less.
     """
     room = engine.n_ctx - _LONG_ROUNDS * (_LONG_ROWS + 2)
-    if room < _LONG[0] or _LONG[0] * per_token > 2 * _READING_SECONDS:
+    if room < _LONG[0] or _LONG[0] * per_token > _LONGEST_READING_SECONDS:
         return 0
     engine.truncate(0)
     start = time.perf_counter()
-    while time.perf_counter() - start < _READING_SECONDS and engine.n_past < min(_LONG[1], room):
-        engine.eval(tokens.take(min(_READ_AT_ONCE, room - engine.n_past)), rows=1)
-    depth = engine.n_past
+    while (depth := engine.n_past) < min(_LONG[1], room):
+        if depth >= _LONG[0] and time.perf_counter() - start > _READING_SECONDS:
+            break
+        engine.eval(tokens.take(min(_READ_AT_ONCE, room - depth)), rows=1)
     time_batch(engine, tokens, 1)
-    return depth if depth >= _LONG[0] else 0
+    return depth

@@ -385,7 +385,8 @@ def test_a_context_that_adds_nothing_leaves_the_curve(start: Start) -> None:
 def test_reading_a_long_context_takes_little_more(start: Start, step: float) -> None:
     engine = start(TimedEngine(growing(0.1, 0.01, step), n_ctx=8192))
     measure(engine)
-    assert engine.now <= 3.5 + 4 * step
+    assert max(engine.batch_sizes) > 64 or step == 0.1
+    assert engine.now <= 5.5 + 4 * step
 
 
 def test_a_model_too_slow_to_read_a_long_context_is_spared_it(start: Start) -> None:
