@@ -86,7 +86,8 @@ class SamplingParams:
         dry_sequence_breakers: strings that end a sequence.
         logit_bias: added to the logits of these token ids; -inf bans one.
         grammar: GBNF whose `root` the answer must match.
-        json_schema: JSON Schema, as a mapping or text, that the answer must match.
+        json_schema: JSON Schema, as a mapping or text, that the answer must match. Objects have no
+            properties beyond those it names, unless it joins schemas or says so.
         logits_processors: each is called with the committed tokens, shape (n,), read-only, and a
             copy of the row of logits, shape (n_vocab,), and changes it or returns another.
         stopping: each is called after every token with the token ids, read-only, and the text of

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from copyspec_edge.arrays import Row, Tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.llama import Vocab
 from copyspec_edge.sampling.json_schema import find_unusable, parse_schema, to_grammar
 
-# For chains of as many references as a schema may have.
-_DEEP_STACK = 256 << 20
+# Eight times what chains of as many references as a schema may have were seen to need.
+_DEEP_STACK = 64 << 20
 # Ways to go on at a time, of which each property that may be left out is some.
 _MOST_ITEMS = 20_000
 _PATIENCE_SECONDS = 20.0
@@ -46,16 +46,7 @@ class SchemaMatcher:
         grammar, trie = to_grammar(parsed), vocab.trie
         self._eog = vocab.eog_tokens
         self._mask = np.zeros((vocab.n_tokens + 31) // 32, np.uint32)
-
-        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
-
-        def make() -> LLMatcher:
-            matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
-            if not matcher.is_error():
-                self._fill_mask(matcher)
-            return matcher
-
-        self._matcher = _on_deep_stack(make)
+        self._matcher = _on_deep_stack(lambda: self._made(grammar, trie))
         if self._matcher.is_error():
             path, reason = find_unusable(parsed)
             named = f"the JSON Schema's '{path}'" if path else "this JSON Schema"
@@ -108,6 +99,14 @@ class SchemaMatcher:
             raise EngineError("no token of this model can follow in the JSON Schema; change it")
         return restricted
 
+    def _made(self, grammar: str, trie: LLTokenizer) -> LLMatcher:
+        """A matcher in error where the grammar is unusable or nothing can begin an answer."""
+        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
+        matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            self._fill_mask(matcher)
+        return matcher
+
     def _fill_mask(self, matcher: LLMatcher) -> None:
         matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
 
@@ -129,6 +128,8 @@ def _on_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
         try:
             thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
             thread.start()
+        except RuntimeError as error:
+            raise EngineError(f"no thread to make a grammar in: {error}") from error
         finally:
             threading.stack_size(usual)
     thread.join(_PATIENCE_SECONDS)

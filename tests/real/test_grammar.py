@@ -28,6 +28,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 6}
 NONE = as_tokens([])
 
 
@@ -77,9 +78,12 @@ def test_a_schema_may_be_text(vocab: Vocab) -> None:
         assert sampler.admits(said) == len(said)
 
 
-def test_copying_changes_no_answer_in_a_grammar(smollm2_f16: Model, session: Session) -> None:
+@pytest.mark.parametrize("rules", [{"grammar": LIST}, {"json_schema": WORDS}], ids=list)
+def test_copying_changes_no_answer_in_a_grammar(
+    smollm2_f16: Model, session: Session, rules: dict[str, Any]
+) -> None:
     question = "Write the list [apple, 12, pear, apple, 12, pear, apple, 12, pear] again."
-    params = replace(GREEDY, grammar=LIST, logprobs=2)
+    params = replace(GREEDY, **rules, logprobs=2)
     session.reset()
     copied = session.send(question, params=params)
     with smollm2_f16.session(copy=False, min_rows=2) as plain:
