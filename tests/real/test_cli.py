@@ -140,6 +140,7 @@ INVALID: dict[str, tuple[tuple[str, ...], bytes, str]] = {
     "empty stop": (("-p", "a", "--stop", ""), b"", "stop strings must be"),
     "tiny context": (("-p", "a", "--ctx", "1"), b"", "n_ctx must be"),
     "no threads": (("-p", "a", "--threads", "0"), b"", "n_threads must be"),
+    "no batch threads": (("-p", "a", "--threads-batch", "0"), b"", "n_threads_batch must be"),
     "prompt twice": (("-p", "a", "-f", "b"), b"", "not allowed with"),
     "raw with system": (("-p", "a", "--raw", "--system", "b"), b"", "--system needs"),
     "bias not a pair": (("-p", "a", "--logit-bias", "5"), b"", "--logit-bias takes ID=X"),

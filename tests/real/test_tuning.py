@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from copyspec_edge import Model, SamplingParams, Session, Settings
 from copyspec_edge.arrays import Tokens
+from copyspec_edge.cli.options import add_model_options, load_model
 from copyspec_edge.host import machine
 from copyspec_edge.tuning import model_tuning
 from copyspec_edge.tuning.curves import CPU_CURVE
@@ -206,3 +208,21 @@ def test_a_given_number_for_batches_is_what_llama_cpp_uses(load: Load) -> None:
     engine: Any = load(n_threads=1, n_threads_batch=2).session().engine
     assert llama_cpp.llama_n_threads(engine._context) == 1
     assert llama_cpp.llama_n_threads_batch(engine._context) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        (["--threads", "1", "--threads-batch", "2"], (1, 2)),
+        (["--threads-batch", "1"], (2, 1)),
+        (["--threads", "1"], (1, 1)),
+    ],
+)
+def test_the_command_line_offers_both_numbers(
+    measurements: Measurements, tiny_path: Path, options: list[str], threads: tuple[int, int]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    with load_model(parser.parse_args(["-m", str(tiny_path), *options])) as model:
+        engine = model.session().engine
+        assert (engine.n_threads, engine.n_threads_batch) == threads
