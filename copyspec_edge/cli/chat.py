@@ -91,7 +91,7 @@ def _import_line_editing() -> None:
 def _answer(session: Session, message: str, params: SamplingParams) -> str | None:
     """Print the answer and return its statistics; an error is printed, and the chat goes on."""
     try:
-        reply = follow(session, session.stream(message, params=params), show=True)
+        reply = follow(session.stream(message, params=params), show=True)
     except ContextFullError as error:
         print(f"copyspec-edge: {error}. /reset starts over", file=sys.stderr)
         return None

@@ -59,7 +59,7 @@ def generate(arguments: argparse.Namespace) -> int:
         chats = _chats(model, arguments)
         with open_session(model, arguments) as session:
             answer = _ask(session, prompt, params, chats=chats)
-            reply = follow(session, answer, show=not arguments.json)
+            reply = follow(answer, show=not arguments.json)
     if arguments.json:
         takes_all = (sys.stdout.encoding or "").lower().startswith("utf")
         print(json.dumps(_as_dict(reply), ensure_ascii=not takes_all))

@@ -147,9 +147,9 @@ def open_session(model: Model, arguments: argparse.Namespace) -> Session:
         return model.session(system=arguments.system, copy=not arguments.no_copy)
 
 
-def follow(session: Session, answer: Answer, *, show: bool) -> Reply:
+def follow(answer: Answer, *, show: bool) -> Reply:
     """Read an answer to its end, printing it if it is to be shown; Ctrl-C cancels it."""
-    with interrupt_calls(session.cancel):
+    with interrupt_calls(answer.cancel):
         for chunk in answer:
             if show:
                 print(chunk.text, end="", flush=True)
