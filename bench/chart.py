@@ -57,9 +57,10 @@ def title(results: Results, model: str | None) -> str:
     """What was measured, on what."""
     name = model or Path(results["model"]["path"]).stem
     said = "its own answers" if results["free"] else "recorded answers"
-    machine, threads = results["machine"], results["settings"]["threads"]
+    machine, n_threads = results["machine"], results["settings"]["threads"]
+    threads = "1 thread" if n_threads == "1" else f"{n_threads} threads"
     vectors = next((v for v in VECTORS if f"{v} = 1" in machine["llama_cpp"]), "no vectors")
-    return f"{name}, {said}\n{machine['processor']}, {vectors}, {threads} threads"
+    return f"{name}, {said}\n{machine['processor']}, {vectors}, {threads}"
 
 
 def draw(results: Results, path: Path, *, model: str | None = None) -> None:
