@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ SCRIPT = """
 import os, sys
 from copyspec_edge import CopySpecError, Model, SamplingParams, Settings
 
-model = Model.load(sys.argv[1], Settings(n_threads=2, calibrate=False, n_ctx=64))
+extra_bufts = sys.argv[2] == "True"
+settings = Settings(n_threads=2, calibrate=False, n_ctx=64, use_extra_bufts=extra_bufts)
+model = Model.load(sys.argv[1], settings)
 params = SamplingParams(temperature=0, max_tokens=4)
 session, other = model.session(), model.session(wait=True)
 session.complete([1, 2, 3], params=params)
@@ -29,7 +32,7 @@ def attempt(action):
     except CopySpecError as error:
         print(type(error).__name__, error)
 
-for script in sys.argv[2:]:
+for script in sys.argv[3:]:
     child = os.fork()
     if not child:
         exec(script)
@@ -61,23 +64,31 @@ ENDS = (
 )
 
 
-def run_children(run_python: RunPython, path: Path, *children: str) -> list[str]:
-    done = run_python("-W", "ignore", "-c", SCRIPT, str(path), *children)
-    assert (done.returncode, done.stderr) == (0, "")
-    *said, parent = done.stdout.splitlines()
-    assert parent == "parent 4"
-    return said
+@pytest.fixture
+def run_children(
+    run_python: RunPython, tiny_path: Path, extra_bufts: bool
+) -> Callable[..., list[str]]:
+    """Run scripts in forked children, and get what they print."""
+
+    def run(*children: str) -> list[str]:
+        done = run_python("-W", "ignore", "-c", SCRIPT, str(tiny_path), str(extra_bufts), *children)
+        assert (done.returncode, done.stderr) == (0, "")
+        *said, parent = done.stdout.splitlines()
+        assert parent == "parent 4"
+        return said
+
+    return run
 
 
 def test_every_use_in_a_forked_child_says_what_to_do(
-    run_python: RunPython, tiny_path: Path
+    run_children: Callable[..., list[str]],
 ) -> None:
-    said = run_children(run_python, tiny_path, USES)
+    said = run_children(USES)
     assert len(said) == USES.count("attempt")
     for line in said:
         assert line.startswith("SessionClosedError")
         assert "load it there, or start the process with multiprocessing's 'spawn'" in line
 
 
-def test_a_forked_child_can_close_or_just_end(run_python: RunPython, tiny_path: Path) -> None:
-    assert run_children(run_python, tiny_path, *ENDS) == []
+def test_a_forked_child_can_close_or_just_end(run_children: Callable[..., list[str]]) -> None:
+    assert run_children(*ENDS) == []
