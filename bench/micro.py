@@ -31,7 +31,7 @@ from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.sampling.constrained import Constraint
 from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.logprobs import token_logprob
-from copyspec_edge.sampling.schema_matcher import SchemaMatcher
+from copyspec_edge.sampling.schema_constraint import SchemaConstraint
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
 from copyspec_edge.tuning.cost import CostModel
 from copyspec_edge.tuning.curves import CPU_CURVE
@@ -181,7 +181,7 @@ def constraint_microseconds(vocab: Vocab, row: npt.NDArray[np.float32]) -> dict[
     fields = ' "," '.join(f'" \\"{name}\\": " string' for name in names)
     rules = f'root ::= "{{" {fields} "}}"\nstring ::= "\\"" [^"\\\\]* "\\""'
     makers: dict[str, Callable[[], Constraint]] = {
-        "schema": lambda: SchemaMatcher(schema, vocab),
+        "schema": lambda: SchemaConstraint(schema, vocab),
         "gbnf": lambda: Grammar(rules, vocab),
     }
     once = {

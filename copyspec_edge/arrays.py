@@ -16,6 +16,9 @@ Rows = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float32]
 """Any other numbers: probabilities, costs, weights."""
 
+MAX_ROWS = 64
+"""Most rows of logits of one forward pass: the longest draft and the token before it."""
+
 
 def as_tokens(ids: npt.ArrayLike) -> Tokens:
     """`ids` as a one-dimensional int32 array."""

@@ -12,12 +12,12 @@ from types import TracebackType
 
 from copyspec_edge import registry
 from copyspec_edge.answer import Answer
-from copyspec_edge.arrays import Tokens
+from copyspec_edge.arrays import MAX_ROWS, Tokens
 from copyspec_edge.chat import ChatTemplate, Message, Reply
 from copyspec_edge.drafting import AcceptanceModel, CopyDrafter, Drafter, NoDrafter, warm_up
 from copyspec_edge.errors import ChatTemplateError, InvalidInputError, SessionBusyError
 from copyspec_edge.exactness import Certificate, CertifiedCosts, ExactEngine, load_certified
-from copyspec_edge.llama import MAX_ROWS, Engine, Vocab, Weights, choose_extra_bufts, default_n_ctx
+from copyspec_edge.llama import Engine, Vocab, Weights, choose_extra_bufts, default_n_ctx
 from copyspec_edge.sampling import SamplingParams
 from copyspec_edge.session import Session
 from copyspec_edge.settings import Settings, check_range

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, overload
 
-from copyspec_edge.chat.text import Detokenizer, StopScanner
+from copyspec_edge.chat.detokenizer import Detokenizer
+from copyspec_edge.chat.stop_strings import StopScanner
 from copyspec_edge.decoding import Stats, Step
 from copyspec_edge.llama import Vocab
 from copyspec_edge.sampling import StoppingCriterion, TokenLogprob

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from copyspec_edge.arrays import FloatArray, Tokens
+from copyspec_edge.arrays import MAX_ROWS, FloatArray, Tokens
 
-MAX_DRAFT = 63
+MAX_DRAFT = MAX_ROWS - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from copyspec_edge.arrays import Tokens, common_prefix
+from copyspec_edge.arrays import MAX_ROWS, Tokens, common_prefix
 from copyspec_edge.drafting import MAX_DRAFT, Drafter, trim
 from copyspec_edge.evaluation.traces import N_CTX, TokenTrace
 from copyspec_edge.tuning import CostCurve
 
 MAX_TOKENS = 1024
-MAX_ROWS = MAX_DRAFT + 1
 
 
 @dataclass

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from copyspec_edge.exactness.certificate import Certificate, CertifiedCosts
 from copyspec_edge.exactness.certify import load_certified
-from copyspec_edge.exactness.comparison import Comparison, Difference, summarize
-from copyspec_edge.exactness.engine import ExactEngine
-from copyspec_edge.exactness.prompts import built_in_prompts, prompts_of
+from copyspec_edge.exactness.exact_engine import ExactEngine
+from copyspec_edge.exactness.outcomes import Comparison, Difference, summarize
 from copyspec_edge.exactness.twins import Turn, Twins
 from copyspec_edge.exactness.verification import ForcedDrafter, verify_copying
+from copyspec_edge.exactness.verify_prompts import built_in_prompts, prompts_of
 
 __all__ = [
     "Certificate",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding import EngineLike
-from copyspec_edge.exactness.walk import Finding, Walk
+from copyspec_edge.exactness.row_comparison import Finding, Walk
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512)
 PROBE_CONTEXT = 3072

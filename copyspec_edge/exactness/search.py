@@ -13,7 +13,7 @@ import numpy as np
 from copyspec_edge.errors import EngineError
 from copyspec_edge.exactness.certificate import Certificate
 from copyspec_edge.exactness.probe import probe
-from copyspec_edge.exactness.walk import Finding
+from copyspec_edge.exactness.row_comparison import Finding
 from copyspec_edge.host import printable
 from copyspec_edge.llama import Engine, Weights
 from copyspec_edge.settings import FLOAT_KV, FlashAttention, Settings

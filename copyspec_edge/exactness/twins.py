@@ -14,7 +14,7 @@ import numpy as np
 from copyspec_edge.arrays import Row, Tokens, common_prefix
 from copyspec_edge.decoding import EngineLike, History, StepCosts, decode
 from copyspec_edge.drafting import Drafter, NoDrafter
-from copyspec_edge.exactness.comparison import Comparison, Difference
+from copyspec_edge.exactness.outcomes import Comparison, Difference
 from copyspec_edge.sampling import Sampler
 
 

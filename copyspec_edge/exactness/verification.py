@@ -18,7 +18,7 @@ from copyspec_edge.arrays import Tokens
 from copyspec_edge.drafting import NO_DRAFT, Draft
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.exactness.certificate import Certificate, CertifiedCosts
-from copyspec_edge.exactness.comparison import Comparison
+from copyspec_edge.exactness.outcomes import Comparison
 from copyspec_edge.exactness.twins import ComparedSession, Turn, Twins
 from copyspec_edge.sampling import GreedySampler
 from copyspec_edge.tuning import FREE_ROWS, MeasuredCosts

@@ -11,7 +11,7 @@ from copyspec_edge.llama.build import build_key, features, library_folder, suppo
 from copyspec_edge.llama.candidates import Candidates, selected
 from copyspec_edge.llama.compatibility import require_compatible
 from copyspec_edge.llama.context import default_n_ctx
-from copyspec_edge.llama.engine import MAX_ROWS, Engine
+from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.gbnf import gbnf
 from copyspec_edge.llama.native_check import Outcome, choose_extra_bufts, probe
 from copyspec_edge.llama.presets import gpu_presets, rebuild_command
@@ -21,7 +21,6 @@ from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.llama.weights import Weights
 
 __all__ = [
-    "MAX_ROWS",
     "Candidates",
     "Engine",
     "NativeSampler",

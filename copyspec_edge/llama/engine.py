@@ -9,7 +9,7 @@ from __future__ import annotations
 import llama_cpp
 import numpy as np
 
-from copyspec_edge.arrays import Rows, Tokens
+from copyspec_edge.arrays import MAX_ROWS, Rows, Tokens
 from copyspec_edge.errors import (
     CancelledError,
     ContextFullError,
@@ -26,8 +26,6 @@ from copyspec_edge.llama.context import context_params, make_context
 from copyspec_edge.llama.rollback import choose_rollback
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.settings import Settings
-
-MAX_ROWS = 64
 
 
 class Engine:

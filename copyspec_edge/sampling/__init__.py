@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from copyspec_edge.sampling.logprobs import TokenLogprob, token_logprob
 from copyspec_edge.sampling.params import LIMITS, SamplingParams, StoppingCriterion
-from copyspec_edge.sampling.sampler import Sampler, make_sampler, verify
+from copyspec_edge.sampling.sampler import Sampler, make_sampler
 from copyspec_edge.sampling.selectors import GreedySampler
+from copyspec_edge.sampling.verify import verify
 
 __all__ = [
     "LIMITS",

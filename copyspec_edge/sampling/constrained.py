@@ -13,7 +13,7 @@ from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
 
 
 class Constraint(Protocol):
-    """Which tokens may come next; see `grammar.Grammar` and `schema_matcher.SchemaMatcher`."""
+    """Which tokens may come next: a `Grammar` or a `SchemaConstraint`."""
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from llguidance import LLMatcher
 
 from copyspec_edge.errors import InvalidInputError
-from copyspec_edge.sampling.exclusive import Schema, settle_one_of
+from copyspec_edge.sampling.one_of import Schema, settle_one_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -1,4 +1,4 @@
-"""Chooses tokens from rows of logits, and checks a draft against what is chosen.
+"""What chooses tokens from rows of logits, made from the parameters of an answer.
 
 A sampler sees one row at a time, in order, and is told each token that is committed. What it draws
 depends on the row, its seed and the tokens committed before, never on what was drafted.
@@ -6,19 +6,15 @@ depends on the row, its seed and the tokens committed before, never on what was 
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from copyspec_edge.arrays import Row, Tokens, as_tokens
+from copyspec_edge.arrays import Row, Tokens
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.llama import Vocab
 from copyspec_edge.sampling.constrained import ConstrainedSampler, Constraint
 from copyspec_edge.sampling.grammar import Grammar
 from copyspec_edge.sampling.params import SamplingParams
-from copyspec_edge.sampling.schema_matcher import SchemaMatcher
+from copyspec_edge.sampling.schema_constraint import SchemaConstraint
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler, is_greedy
 
 
@@ -63,34 +59,5 @@ def _constraint(params: SamplingParams, vocab: Vocab) -> Constraint | None:
     if not vocab.exists:
         raise InvalidInputError("this model has no tokenizer, so no grammar can be applied")
     if params.json_schema is not None:
-        return SchemaMatcher(params.json_schema, vocab)
+        return SchemaConstraint(params.json_schema, vocab)
     return None if params.grammar is None else Grammar(params.grammar, vocab)
-
-
-def verify(
-    draft: Tokens, rows: npt.NDArray[np.float32], sampler: Sampler, eog: Container[int]
-) -> Tokens:
-    """The tokens one forward pass yields.
-
-    Each row is sampled as if there were no draft; the first choice that differs from the draft
-    is the correction and the last one. The output distribution is the model's own, one draw for
-    each emitted token. An end-of-generation token ends it too.
-
-    Args:
-        draft: proposed tokens, shape (n,).
-        rows: logits behind the last committed token and behind each drafted one,
-            shape (at least n + 1, n_vocab).
-        sampler: asked once per emitted token.
-        eog: end-of-generation tokens.
-
-    Returns:
-        shape (from 1 to n + 1,).
-    """
-    chosen: list[int] = []
-    for position in range(len(draft) + 1):
-        token = sampler.choose(rows[position])
-        sampler.accept(token)
-        chosen.append(token)
-        if token in eog or (position < len(draft) and token != draft[position]):
-            break
-    return as_tokens(chosen)

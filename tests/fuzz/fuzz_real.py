@@ -22,7 +22,7 @@ from copyspec_edge.chat.template import ChatTemplate, Message
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.exactness.certificate import Certificate, CertifiedCosts
 from copyspec_edge.exactness.certify import load_certified
-from copyspec_edge.exactness.engine import ExactEngine
+from copyspec_edge.exactness.exact_engine import ExactEngine
 from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.llama.weights import Weights

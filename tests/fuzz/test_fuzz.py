@@ -20,7 +20,8 @@ from tiny_gguf import write_spelling_model, write_tiny_model
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.decoding import loop as decoder
 from copyspec_edge.sampling.grammar import Grammar
-from copyspec_edge.sampling.sampler import Sampler, verify
+from copyspec_edge.sampling.sampler import Sampler
+from copyspec_edge.sampling.verify import verify
 
 MET = ("accepted", "cancelled", "errors", "length", "rewinds", "stop")
 # 1,500 requests that each kept one native sampler would take 10 MB.

@@ -30,8 +30,8 @@ from copyspec_edge import session as session_module
 from copyspec_edge.arrays import Row
 from copyspec_edge.exactness.certificate import CertifiedCosts
 from copyspec_edge.exactness.probe import probe
+from copyspec_edge.exactness.row_comparison import Finding
 from copyspec_edge.exactness.twins import RecordingSampler
-from copyspec_edge.exactness.walk import Finding
 from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.native_check import choose_extra_bufts
 from copyspec_edge.sampling.selectors import GreedySampler

@@ -34,9 +34,9 @@ from copyspec_edge import (
     SessionClosedError,
     Settings,
 )
-from copyspec_edge.arrays import Tokens
+from copyspec_edge.arrays import MAX_ROWS, Tokens
 from copyspec_edge.llama.abort import ABORT_CALLBACK
-from copyspec_edge.llama.engine import MAX_ROWS, Engine
+from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.weights import Weights
 
 SETTINGS = Settings(n_threads=1)

@@ -19,7 +19,7 @@ from random_answers import RandomModel, answer
 from copyspec_edge.errors import InvalidInputError
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.sampling.params import SamplingParams
-from copyspec_edge.sampling.schema_matcher import SchemaMatcher
+from copyspec_edge.sampling.schema_constraint import SchemaConstraint
 
 TREE = {
     "$defs": {
@@ -256,7 +256,7 @@ def vocab(real_vocab: Vocab) -> Vocab:
 
 
 def matches(schema: dict[str, Any], vocab: Vocab, text: str) -> bool:
-    matcher = SchemaMatcher(schema, vocab)
+    matcher = SchemaConstraint(schema, vocab)
     tokens = np.append(vocab.tokenize(text), min(vocab.eog_tokens)).astype(np.int32)
     return matcher.admits(tokens) == len(tokens)
 
@@ -301,7 +301,7 @@ def test_random_answers_match_and_drafts_change_none(vocab: Vocab, name: str) ->
 @pytest.mark.parametrize("name", ["tree", "items of a pattern", "one of all", "numbers", "date"])
 def test_all_allowed_tokens_are_those_allowed_one_by_one(vocab: Vocab, name: str) -> None:
     schema, good, _ = CASES[name]
-    matcher = SchemaMatcher(schema, vocab)
+    matcher = SchemaConstraint(schema, vocab)
     for token in vocab.tokenize(good[0]).tolist():
         restricted = matcher.restrict(np.zeros(vocab.n_tokens, np.float32), None)
         allowed = [t for t in range(vocab.n_tokens) if matcher.allows(t)]
@@ -311,7 +311,7 @@ def test_all_allowed_tokens_are_those_allowed_one_by_one(vocab: Vocab, name: str
 
 
 def test_asking_about_a_draft_moves_nothing(vocab: Vocab) -> None:
-    matcher, text = SchemaMatcher(TREE, vocab), vocab.tokenize('{"v": 12, "kids": []}')
+    matcher, text = SchemaConstraint(TREE, vocab), vocab.tokenize('{"v": 12, "kids": []}')
     for _ in range(2):
         assert matcher.admits(text) == len(text)
         wrong = text.copy()
@@ -379,7 +379,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_a_grammar_would_not_keep_to_is_refused(vocab: Vocab, name: str) -> None:
     schema, message = REFUSED[name]
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        SchemaMatcher(schema, vocab)
+        SchemaConstraint(schema, vocab)
 
 
 def chain(link: Callable[[dict[str, Any]], dict[str, Any]], n: int) -> dict[str, Any]:
@@ -403,11 +403,11 @@ IN_A_SMALL_THREAD = """
 import json, sys, threading
 import numpy as np
 from copyspec_edge import CopySpecError, Model, Settings
-from copyspec_edge.sampling.schema_matcher import SchemaMatcher
+from copyspec_edge.sampling.schema_constraint import SchemaConstraint
 
 def try_schema(schema):
     try:
-        matcher = SchemaMatcher(schema, vocab)
+        matcher = SchemaConstraint(schema, vocab)
         for _ in range(30):
             row = matcher.restrict(np.zeros(vocab.n_tokens, np.float32), None)
             matcher.accept(int(row.argmax()))
@@ -432,5 +432,5 @@ def test_no_schema_ends_the_process(smollm2_path: Path, run_python: RunPython) -
 
 def test_the_stack_of_other_threads_stays_as_it_was(vocab: Vocab) -> None:
     before = threading.stack_size()
-    SchemaMatcher(TREE, vocab)
+    SchemaConstraint(TREE, vocab)
     assert threading.stack_size() == before

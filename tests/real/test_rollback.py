@@ -23,7 +23,7 @@ from scripted_drafter import FLAT, Kind, ScriptedDrafter
 from tiny_archs import ARCHS, N_VOCAB, WINDOW, Value, write_tiny_arch
 
 from copyspec_edge import Model, Settings
-from copyspec_edge.arrays import Row, Tokens, as_tokens
+from copyspec_edge.arrays import MAX_ROWS, Row, Tokens, as_tokens
 from copyspec_edge.decoding.history import History
 from copyspec_edge.decoding.loop import decode
 from copyspec_edge.decoding.stats import Step
@@ -33,7 +33,7 @@ from copyspec_edge.errors import CancelledError, ContextFullError, EngineError, 
 from copyspec_edge.exactness.twins import RecordingSampler
 from copyspec_edge.exactness.verification import verify_copying
 from copyspec_edge.host import machine
-from copyspec_edge.llama.engine import MAX_ROWS, Engine
+from copyspec_edge.llama.engine import Engine
 from copyspec_edge.llama.recurrent_state import State, probe_state
 from copyspec_edge.llama.weights import Weights
 from copyspec_edge.sampling.params import SamplingParams

@@ -12,9 +12,9 @@ from conftest import RunPython
 from copyspec_edge import InvalidInputError, Model, Settings
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.cli import main
-from copyspec_edge.exactness.comparison import Comparison, summarize
-from copyspec_edge.exactness.prompts import built_in_prompts, prompts_of
+from copyspec_edge.exactness.outcomes import Comparison, summarize
 from copyspec_edge.exactness.verification import ForcedDrafter, verify_copying
+from copyspec_edge.exactness.verify_prompts import built_in_prompts, prompts_of
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], np.int32)
 

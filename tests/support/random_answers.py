@@ -7,7 +7,8 @@ import numpy as np
 from copyspec_edge.arrays import Row, Rows, Tokens, as_tokens
 from copyspec_edge.llama.vocabulary import Vocab
 from copyspec_edge.sampling.params import SamplingParams
-from copyspec_edge.sampling.sampler import make_sampler, verify
+from copyspec_edge.sampling.sampler import make_sampler
+from copyspec_edge.sampling.verify import verify
 
 _CLOSERS = ('"', "@", '",', '":', '"}', '"]', "}", "]", "},", "],", ",", "true", "null")
 _LONGEST_DRAFT = 6

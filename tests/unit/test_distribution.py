@@ -24,7 +24,8 @@ from copyspec_edge.decoding import loop as decoder
 from copyspec_edge.decoding.history import History
 from copyspec_edge.decoding.loop import decode
 from copyspec_edge.drafting.drafter import NO_DRAFT, Draft, Drafter, NoDrafter
-from copyspec_edge.sampling.sampler import Sampler, make_sampler, verify
+from copyspec_edge.sampling.sampler import Sampler, make_sampler
+from copyspec_edge.sampling.verify import verify
 
 N_VOCAB = 12
 N_RUNS, N_CTX = 100, 201

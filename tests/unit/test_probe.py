@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from copyspec_edge.arrays import Tokens
 from copyspec_edge.drafting.draft_length import best_length
-from copyspec_edge.exactness import walk
+from copyspec_edge.exactness import row_comparison
 from copyspec_edge.exactness.certificate import (
     Certificate,
     CertifiedCosts,
@@ -25,7 +25,7 @@ from copyspec_edge.exactness.certificate import (
     write_certificate,
 )
 from copyspec_edge.exactness.probe import COUNTS, probe, probed_context
-from copyspec_edge.exactness.walk import Finding
+from copyspec_edge.exactness.row_comparison import Finding
 from copyspec_edge.tuning.curves import CPU_CURVE
 
 Bump = Callable[[int, int, int], bool]
@@ -216,7 +216,7 @@ def test_a_slow_model_is_probed_less_deep(monkeypatch: pytest.MonkeyPatch) -> No
     depths = []
     for limit in (0.0, 1.0, 10.0, 20.0, 40.0, 80.0, 160.0, 1e9):
         clock = SimpleNamespace(perf_counter=count(0.0, 1.0).__next__)
-        monkeypatch.setattr(walk, "time", clock)
+        monkeypatch.setattr(row_comparison, "time", clock)
         ranges = find(lambda n, index, position: False, limit_seconds=limit).ranges
         depths.append(max(end for _, end in ranges))
     assert depths == sorted(depths)

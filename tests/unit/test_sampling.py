@@ -17,8 +17,9 @@ from copyspec_edge.arrays import Tokens, as_tokens
 from copyspec_edge.errors import EngineError, InvalidInputError
 from copyspec_edge.evaluation import RecordedSampler
 from copyspec_edge.sampling.params import SamplingParams
-from copyspec_edge.sampling.sampler import Sampler, make_sampler, verify
+from copyspec_edge.sampling.sampler import Sampler, make_sampler
 from copyspec_edge.sampling.selectors import ChainSampler, GreedySampler
+from copyspec_edge.sampling.verify import verify
 
 Row = npt.NDArray[np.float32]
 N_VOCAB = 16

@@ -13,7 +13,7 @@ from copyspec_edge.arrays import Row, Tokens, as_tokens
 from copyspec_edge.drafting.copy_drafter import CopyDrafter
 from copyspec_edge.drafting.drafter import NoDrafter
 from copyspec_edge.exactness.certificate import Certificate
-from copyspec_edge.exactness.comparison import Comparison, summarize
+from copyspec_edge.exactness.outcomes import Comparison, summarize
 from copyspec_edge.exactness.verification import verify_copying
 from copyspec_edge.tuning.curves import FREE_ROWS
 

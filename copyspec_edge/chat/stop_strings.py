@@ -1,32 +1,11 @@
-"""Turns bytes of tokens into text: characters are never split, stop strings never leak.
+"""Finds stop strings in a growing text, where it is cut; none of them leaks, not even in part.
 
 It knows neither tokens nor models.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
-
-
-class Detokenizer:
-    """Incremental UTF-8: holds back an unfinished character, replaces what can never be one."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, piece: bytes) -> str:
-        """The text that `piece` completes."""
-        return self._decoder.decode(piece)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether no character is unfinished."""
-        return not self._decoder.getstate()[0]
-
-    def finish(self) -> str:
-        """What was held back, as replacement characters."""
-        return self._decoder.decode(b"", final=True)
 
 
 class StopScanner:

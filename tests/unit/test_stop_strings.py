@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from copyspec_edge.chat.text import Detokenizer, StopScanner
+from copyspec_edge.chat.detokenizer import Detokenizer
+from copyspec_edge.chat.stop_strings import StopScanner
 
 SAMPLES = {
     "emoji": "a👩‍🚀".encode(),

@@ -1,4 +1,4 @@
-"""SchemaMatcher: which tokens may come next in JSON that matches a schema, by llguidance."""
+"""SchemaConstraint: which tokens may come next in JSON that matches a schema, by llguidance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LISTING = re.compile(r"\n *1 \| |<state>")
 _stack_size = threading.Lock()
 
 
-class SchemaMatcher:
+class SchemaConstraint:
     """A JSON Schema and how far the answer has come in it.
 
     Args:
