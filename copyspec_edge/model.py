@@ -151,9 +151,9 @@ class Model:
         weights, settings, n_ctx = self._weights, self._tuning.settings, self.n_ctx
         if self.certificate is None:
             engine = Engine(weights, settings, n_ctx=n_ctx, min_rows=min_rows)
-            return engine, self._tuning.costs(engine)
+            return engine, self._tuning.tune(engine)
         engine = ExactEngine(weights, settings, self.certificate, n_ctx=n_ctx)
-        return engine, CertifiedCosts(self._tuning.costs(engine), self.certificate)
+        return engine, CertifiedCosts(self._tuning.tune(engine), self.certificate)
 
     def stream_completion(
         self, prompt: str | Sequence[int] | Tokens, *, params: SamplingParams | None = None

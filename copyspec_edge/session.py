@@ -151,11 +151,11 @@ class Session:
         self.close()
 
     def _begin(self, ask: Callable[[], Turn | Tokens], params: SamplingParams | None) -> Answer:
-        """An answer to what `ask` gives; it has the lease until it ends."""
+        """An answer to what `ask` gives, called under the lease, which the answer then has."""
         self.engine.admit()
         term = self.lease.take(waits=self._waits)
         try:
-            self.engine.admit()
+            self.engine.admit()  # it may have been closed while this waited
             answer = self._answer(ask(), params or SamplingParams(), term)
         except BaseException:
             self.lease.give_back()

@@ -1,6 +1,6 @@
 """Under which settings copying changes no bit: the probe, its certificate, and the check of it.
 
-It knows engines, rows and settings; it does not know conversations or commands.
+It knows engines, rows and settings; it does not know sessions, templates or commands.
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ class ModelTuning:
         """Those to make contexts with."""
         return tuned_settings(self._weights, self._asked)
 
-    def costs(self, engine: Engine) -> CostModel:
-        """What verifying costs on a new engine, measured or built in, corrected by its steps.
+    def tune(self, engine: Engine) -> CostModel:
+        """Set the threads of a new engine, and give what verifying costs on it.
 
-        Where the user left the number of threads open, the fastest is measured too, and its steps
-        govern it from then on.
+        Both are measured, read from the cache folder or built in, and follow the engine's steps
+        from then on: the costs always, the threads where the user left their number open.
         """
         if self._learned is None and self.settings.calibrate and engine.n_ctx >= LEAST_CONTEXT:
             self._measure(engine)
@@ -78,6 +78,7 @@ class ModelTuning:
         return GPU_CURVE if _on_gpu(self.settings) else CPU_CURVE
 
     def _measure(self, engine: Engine) -> None:
+        """Measure what the cache folder does not hold."""
         file = self._weights.path.stat()
         settings = replace(self.settings, n_ctx=None)
         facts = (self._weights.path, file.st_size, file.st_mtime_ns, settings)
