@@ -25,7 +25,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, run_python: RunPython) -> Pa
     folder = tmp_path_factory.mktemp("wheel")
     isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     done = run_python(
-        "-m", "pip", "wheel", "--no-deps", *isolation, "--wheel-dir", str(folder), str(ROOT)
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-cache-dir",
+        *isolation,
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
     )
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.whl")
