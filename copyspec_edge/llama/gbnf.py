@@ -16,11 +16,16 @@ from copyspec_edge.llama.vocabulary import Vocab
 _MOST_RULES = 2000
 _DEEPEST = 500
 _LONGEST = 1 << 20
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*', re.DOTALL)
-_REPETITION = re.compile(r"\{\s*(\d*)\s*,\s*(\d+)\s*\}")
-_COUNT = re.compile(r"\{[\d\s,]*?(\d+)\s*,?\s*\}")
-# llama.cpp makes a rule of each.
+# It takes time by the square of this.
+_MOST_ALTERNATIVES = 20_000
+# Strings and classes, of which one that is not closed goes on to the end, and comments.
+_QUOTED = re.compile(
+    r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#[^\r\n]*', re.DOTALL
+)
+_REPETITION = re.compile(r"\{([^{}]*)\}")
+# llama.cpp makes a rule of each, and writes a repeated string out as often.
 _MOST_REPEATS = 20_000
+_MOST_REPEATED = 2_000_000
 
 
 def gbnf(text: str, vocab: Vocab) -> NativeSampler:
@@ -56,8 +61,25 @@ def _checked(text: str) -> bytes:
         )
     if "<" in bare:
         raise InvalidInputError("a rule cannot name a token by <...>; spell its text")
-    if sum(map(int, _COUNT.findall(bare))) > _MOST_REPEATS:
-        raise InvalidInputError(f"repetitions in a grammar count to {_MOST_REPEATS} at most")
-    if any(int(low or 0) > int(high) for low, high in _REPETITION.findall(bare)):
-        raise InvalidInputError("a repetition {m,n} in the grammar has m greater than n")
+    if bare.count("|") > _MOST_ALTERNATIVES:
+        raise InvalidInputError(f"a grammar has at most {_MOST_ALTERNATIVES} alternatives")
+    _check_repetitions(bare, longest=max(map(len, _QUOTED.findall(text)), default=1))
     return encoded
+
+
+def _check_repetitions(bare: str, *, longest: int) -> None:
+    """Refuse those that are too many for strings of up to `longest` characters."""
+    total = 0
+    for inside in _REPETITION.findall(bare):
+        counts = re.findall(r"\d+", inside)
+        if any(len(count) > len(str(_MOST_REPEATS)) for count in counts):
+            total += _MOST_REPEATS + 1
+        elif counts:
+            total += int(counts[-1])
+            if int(counts[0]) > int(counts[-1]):
+                raise InvalidInputError("a repetition {m,n} in the grammar has m greater than n")
+    if total > _MOST_REPEATS or total * longest > _MOST_REPEATED:
+        raise InvalidInputError(
+            f"repetitions in a grammar count to {_MOST_REPEATS} at most, and to less where its "
+            "strings are long"
+        )

@@ -35,6 +35,9 @@ _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
 _MOST_SCHEMAS = 2000
 _MOST_MEMBERS = {"properties": 1000, "required": 1000, "patternProperties": 100}
 _LARGEST_MULTIPLE = 100_000
+# llguidance takes limits as floats, of which larger ones are not all whole numbers.
+_LARGEST_LIMIT = 1 << 53
+_LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 # What llguidance's formats take too much: the 29th of February in any year, a leap second in any
 # minute.
 _DATE = (
@@ -72,6 +75,7 @@ def parse_schema(schema: str | Mapping[str, object]) -> Schema:
         _normalize(part)
         settle_one_of(part, parsed)
         _check(path, part)
+        _narrow_limits(path, part)
     _check_multiples([part["multipleOf"] for _, part in parts if "multipleOf" in part])
     _close([part for _, part in parts])
     _tighten([part for _, part in parts])
@@ -160,10 +164,24 @@ def _check(path: str, part: Schema) -> None:
             raise InvalidInputError(f"the JSON Schema's '{_join(path, key)}' are more than {most}")
 
 
+def _narrow_limits(path: str, part: Schema) -> None:
+    """Bring limits that nothing reaches down to where they are exact; refuse others out there."""
+    for key in (*_LEAST, *_MOST):
+        limit = part.get(key)
+        if isinstance(limit, (int, float)) and abs(limit) > _LARGEST_LIMIT:
+            if (limit > 0) == (key in _LEAST):
+                raise InvalidInputError(
+                    f"the JSON Schema's '{_join(path, key)}' is {limit}, but limits can be kept "
+                    f"up to {_LARGEST_LIMIT} only: leave it out and check the answer for it"
+                )
+            part[key] = _LARGEST_LIMIT if limit > 0 else -_LARGEST_LIMIT
+
+
 def _check_multiples(multiples: list[Any]) -> None:
     """Refuse those whose common multiple, of which llguidance may make states, is too large."""
+    numbers = [multiple for multiple in multiples if isinstance(multiple, (int, float))]
     try:
-        common = math.lcm(*(Fraction(str(multiple)).numerator for multiple in multiples))
+        common = math.lcm(*(Fraction(str(number)).numerator for number in numbers))
     except (ValueError, ZeroDivisionError):
         return
     if common > _LARGEST_MULTIPLE:

@@ -190,6 +190,12 @@ def test_draws_stay_within_the_grammar_and_reach_all_of_it(vocab: Vocab) -> None
         'root ::= "a" { 3 , 1 } "b"',
         'root ::= "a"+ !<[3]>',
         "root ::= <a>",
+        'root ::= "a"\n' + "[" * 60_000,
+        'root ::= "a"\n' + '"\\' * 60_000,
+        'root ::= "a"{' + "1" * 20_000,
+        'root ::= "a"{' + "1" * 5_000 + "}",
+        "root ::= " + "|".join(['"a"'] * 100_000),
+        'root ::= "' + "a" * 1_000_000 + '"{2000}',
     ],
     ids=lambda text: repr(text[:20]),
 )

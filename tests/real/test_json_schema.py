@@ -166,6 +166,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["[null]"],
         ["[]", "[null, 1]"],
     ),
+    "int64": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        ["-9007199254740992", "0", "9007199254740992"],
+        ["-9223372036854775809", "9223372036854775808", "1.5"],
+    ),
     "whole numbers": (
         {"type": "integer", "minimum": -3, "exclusiveMaximum": 120},
         ["-3", "0", "119"],
@@ -348,6 +353,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"type": "string", "pattern": "^a$", "minLength": 2},
         "'pattern' cannot be used",
     ),
+    "beyond whole floats": (
+        an_object({"type": "integer", "minimum": 10**20, "maximum": 10**20 + 5}),
+        "'properties/v/minimum' is 100000000000000000000",
+    ),
+    "below them": ({"type": "integer", "maximum": -(10**19)}, "'maximum' is -10000000000000000000"),
+    "a limit of the least int64": (
+        {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)},
+        "'maximum' is -9223372036854775808",
+    ),
+    "a text for a multiple": ({"type": "number", "multipleOf": "1e99999999"}, "cannot be used"),
     "empty enum": ({"enum": []}, "'enum' cannot be used"),
     "overlapping": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "say 'anyOf'"),
     "overlapping references": (
