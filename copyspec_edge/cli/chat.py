@@ -65,6 +65,8 @@ def _talk(session: Session, params: SamplingParams) -> None:
 
 def _read_line() -> str | None:
     """One line of input; None at its end. Ctrl-C discards the line."""
+    if sys.stdin is None:
+        return None
     if sys.stdin.isatty():
         _import_line_editing()
     while True:

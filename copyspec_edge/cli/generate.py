@@ -73,7 +73,9 @@ def _read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return str(arguments.prompt)
     text = text_of(arguments.file)
-    return decoded(sys.stdin.buffer.read(), "the prompt") if text is None else text
+    if text is not None:
+        return text
+    return decoded(sys.stdin.buffer.read(), "the prompt") if sys.stdin else ""
 
 
 def _chats(model: Model, arguments: argparse.Namespace) -> bool:

@@ -437,6 +437,15 @@ def test_chat_ends_at_the_end_of_input(cli: RunPython, talk: Talk) -> None:
     assert talk()[:2] == (0, "")
 
 
+def test_a_standard_input_that_was_closed_is_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate", *MODEL]) == 2
+    assert "the prompt is empty" in capfd.readouterr().err
+    assert main(["chat", *MODEL, "--threads", "1"]) == 0
+
+
 def test_chat_keeps_what_was_said_until_reset(talk: Talk) -> None:
     code, out, err = talk(FOX, "/stats", "Again.", "/stats", "/reset", FOX, "/stats", "/quit")
     assert code == 0
